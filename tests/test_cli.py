@@ -228,11 +228,11 @@ import sys
 from hpcfl.commands.cli import main
 for preset in sys.argv[1:]:
     assert main(["check", preset]) == 0
-needless = "h5netcdf", "matplotlib", "mpi4py", "pandas", "rich", "scipy", "sklearn", "sympy", "torch._dynamo", "xarray"
+needless = "h5netcdf", "matplotlib", "mpi4py", "pandas", "scipy", "sklearn", "sympy", "torch._dynamo", "xarray"
 print("checks loaded", [name for name in needless if name in sys.modules])
 for preset in sys.argv[1:]:
     assert main(["run", preset, "--set", "rounds=1", "--quiet", "--out", preset]) == 0
-print("rounds loaded", [name for name in needless if name in sys.modules and name != "rich"])
+print("rounds loaded", [name for name in needless if name in sys.modules])
 """
 PRESETS = "salf-ridge", "salf-digits", "srpfl-fedrep-digits", "srpfl-linear", "flic-digits"
 

@@ -52,8 +52,11 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import numpy as np
+
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.errors import UsageError
+from hpcfl.sums.message import Block
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -255,8 +258,6 @@ class Algorithm(ConfigBase):
 
     def layout(self, task: Task) -> Layout:
         """Return the groups of blocks that a visit sends, in their order: the loss, then layers L … 1."""
-        from hpcfl.sums.message import Block
-
         shapes = task.initial()
         groups = [
             {name: Block(tuple(shapes[name].shape), shapes[name].dtype) for name in names}
@@ -269,8 +270,6 @@ class Algorithm(ConfigBase):
 
         The clients of a chunk hold the same one.
         """
-        import numpy as np
-
         return np.zeros(task.federation.clients, dtype=np.int64)
 
     def sends(self, round: int) -> frozenset[str] | None:

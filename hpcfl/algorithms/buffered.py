@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from hpcfl.algorithms.wrapped import Wrapper, changed, wrapped
 from hpcfl.base.errors import refusal
+from hpcfl.base.lazy import torch
+from hpcfl.sums.message import Block, moved
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
     from hpcfl.models.modules.module import Whole
-    from hpcfl.sums.message import Block, Layout, Message, Sums
+    from hpcfl.sums.message import Layout, Message, Sums
 
 LOSS = "loss"
 
@@ -139,10 +141,6 @@ def _begun(method: Algorithm, task: Task, shared: State, personal: State, visits
 
 
 def _block(task: Task, name: str) -> Block:
-    import torch
-
-    from hpcfl.sums.message import Block
-
     shape, clients = tuple(_whole(task).buffers[name].shape), task.federation.clients
     if _whole(task).integer(name):
         return Block((clients, *shape), torch.float64, places=clients)
@@ -169,8 +167,6 @@ def _with_change(task: Task, message: Message, begun: State, visits: Visits) -> 
 
 
 def _after(method: Algorithm, task: Task, value: Tensor, name: str, sums: Sums) -> Tensor:
-    from hpcfl.sums.message import moved
-
     if _whole(task).integer(name):  # who told nothing has 0 at its place: such a buffer never falls
         return moved(value, sums.total(name).amax(0).clamp(min=0))
     return method.buffer_after(name, value, sums)

@@ -33,6 +33,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hpcfl.algorithms.wrapped import Wrapper, changed, wrapped
+from hpcfl.base.device_copy import on_device
+from hpcfl.base.lazy import torch
+from hpcfl.sums.message import CorrectedSums
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -98,8 +101,6 @@ class _Scaled(_Corrected):
         return self.members
 
     def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
-        from hpcfl.sums.message import CorrectedSums
-
         over = _weight(self, task, self.counted(sums))
         return super().step(task, state, CorrectedSums(sums, dict.fromkeys(_numbers(self, task), over)))
 
@@ -114,15 +115,11 @@ class _Known(_Scaled):
 
 class _Estimated(_Scaled):
     def init_client(self, task: Task, client: int) -> State:
-        import torch
-
         begun = torch.tensor([-1.0, 0.0, 0.0], dtype=torch.float64)  # the last arrival, intervals' sum and their number
         kept = {INTERVALS + names[0]: begun.to(task.device) for names in self.layers(task)}
         return super().init_client(task, client) | kept
 
     def correction(self, task: Task, own: State, visits: Visits) -> tuple[Change, State]:
-        import torch
-
         first = {number: INTERVALS + names[0] for number, names in enumerate(self.layers(task), start=1)}
         kept = dict(own)
 
@@ -137,8 +134,6 @@ class _Estimated(_Scaled):
 
 class _Remembered(_Corrected):
     def init_client(self, task: Task, client: int) -> State:
-        import torch
-
         kept = {
             MEMORY + name: torch.zeros(block.shape, dtype=block.dtype, device=task.device)
             for name, block in _blocks(self, task).items()
@@ -146,8 +141,6 @@ class _Remembered(_Corrected):
         return super().init_client(task, client) | kept
 
     def init_extras(self, task: Task) -> Extras:
-        import torch
-
         mean = {
             MEMORY + name: torch.zeros(block.shape, dtype=torch.float64, device=task.device)
             for name, block in _blocks(self, task).items()
@@ -163,8 +156,6 @@ class _Remembered(_Corrected):
         return {**rest, **mean, ROUNDS: extras[ROUNDS]}
 
     def correction(self, task: Task, own: State, visits: Visits) -> tuple[Change, State]:
-        import torch
-
         scale, kept = _scale(self, visits.round), dict(own)
 
         def change(name: str, number: int, value: Tensor) -> Tensor:
@@ -175,9 +166,6 @@ class _Remembered(_Corrected):
         return change, kept
 
     def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
-        from hpcfl.base.device_copy import on_device
-        from hpcfl.sums.message import CorrectedSums
-
         names, over = _blocks(self, task), _weight(self, task, self.members)
         rounds, scale = state.extras[ROUNDS], _scale(self, int(state.extras[ROUNDS]))
         mean = {name: state.extras[MEMORY + name] for name in names}
@@ -200,8 +188,6 @@ def intervals(kept: Tensor, round: int, cutoff: int = 0) -> tuple[Tensor, Tensor
     kept : float64 [c, 3]
         The round of the last arrival (-1: none), the sum of the intervals that have ended, and their number.
     """
-    import torch
-
     last, total, number = kept.unbind(1)
     missed = round - last - 1
     cuts = missed.div(cutoff, rounding_mode="floor") if cutoff else torch.zeros_like(missed)
@@ -242,10 +228,6 @@ def _scale(method: Algorithm, round: int) -> float:
 
 def _column(factors: Tensor | Floats, value: Tensor) -> Tensor:
     """Return the factors of the first rows, as many as `value` has, ready to be multiplied with it."""
-    import torch
-
-    from hpcfl.base.device_copy import on_device
-
     found = torch.as_tensor(factors[: len(value)]).to(value.dtype)
     return on_device(found, value.device).view(-1, *[1] * (value.dim() - 1))
 

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from hpcfl.algorithms.fedprox import FedProx
 from hpcfl.base.errors import refusal
+from hpcfl.sums.message import moved
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,8 +48,6 @@ class FedAsync(FedProx):
 
 def _mixed(alpha: float, name: str, value: Tensor, sums: Sums, aged: bool = True) -> Tensor:
     """Return ``(1 − α s) value + α s w_i`` of one tensor; `aged`: the change that came is multiplied by s already."""
-    from hpcfl.sums.message import moved
-
     assert sums.arrived is not None
     if name not in sums or not sums.weight(name):  # a deadline ended the round, or it was rejected or not there in time
         return value

@@ -18,8 +18,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from hpcfl.algorithms.local import Local
+from hpcfl.base.device_copy import on_device
 from hpcfl.base.errors import UsageError
+from hpcfl.base.lazy import torch
 from hpcfl.base.rng import keyed
+from hpcfl.math.cka import alignment, kernel_triangles, triangle_size, unit_kernel
+from hpcfl.sums.message import Block
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,19 +56,10 @@ class FedHeNN(Local):
         return ((KERNEL, ROUND),)
 
     def layout(self, task: Task) -> Layout:
-        import torch
-
-        from hpcfl.math.cka import triangle_size
-        from hpcfl.sums.message import Block
-
         kernel = Block((triangle_size(self.alignment),), task.dtype)
         return (*super().layout(task), {KERNEL: kernel, ROUND: Block((), torch.float64)})
 
     def init_server(self, task: Task) -> State:
-        import torch
-
-        from hpcfl.math.cka import triangle_size
-
         if task.whole is not None and task.latent is None:
             raise UsageError(
                 f"task.embedding: algorithm.name = 'fedhenn' needs to know which submodule of model.name = "
@@ -89,8 +84,6 @@ class FedHeNN(Local):
         return self.eta * sqrt(round + 1)
 
     def objective(self, task: Task, shared: State, visits: Visits) -> Objective | None:
-        from hpcfl.math.cka import alignment, unit_kernel
-
         of = int(shared[ROUND])
         strength = self.strength(visits.round)
         if of < 0 or not strength:
@@ -105,10 +98,6 @@ class FedHeNN(Local):
         return aligned
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
-        import torch
-
-        from hpcfl.math.cka import kernel_triangles
-
         params = yield from super().client(task, shared, personal, visits)
         with torch.no_grad():
             kernels = kernel_triangles(represented(task, params, self.samples(task, visits.round, visits)))
@@ -123,10 +112,6 @@ class FedHeNN(Local):
 
     def samples(self, task: Task, round: int, visits: Visits) -> Tensor:
         """Return a round's samples as the clients of a chunk see them, ``[c, m, …]``: the same for each, a view."""
-        import torch
-
-        from hpcfl.base.device_copy import on_device
-
         shapes = task.federation.shapes
         widest = self.alignment, *map(max, zip(*shapes))
         rng = keyed(task.seed, "alignment", round)

@@ -15,7 +15,11 @@ from pydantic import Field
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.algorithms.fedprox import FedProx
 from hpcfl.algorithms.local_sgd import check_plain
+from hpcfl.base.device_copy import on_device
 from hpcfl.base.errors import refusal
+from hpcfl.base.lazy import torch
+from hpcfl.learning.optim import column
+from hpcfl.sums.message import Block, moved
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,17 +49,10 @@ class FedNova(FedProx):
         return Algorithm.mean_weights(self)  # the server does more
 
     def layout(self, task: Task) -> Layout:
-        from hpcfl.sums.message import Block
-
         first, *layers = super().layout(task)
         return ({**first, "steps": Block((), task.dtype)}, *layers)
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
-        import torch
-
-        from hpcfl.base.device_copy import on_device
-        from hpcfl.learning.optim import column
-
         for message in super().client(task, shared, personal, visits):
             taken = torch.from_numpy(self.taken(visits)).double()
             norm = self._norm(taken, self.learning_rate(visits.round))
@@ -75,7 +72,5 @@ class FedNova(FedProx):
         return (1 - (1 - rate * self.mu) ** taken) / (rate * self.mu) if self.mu else taken
 
     def server(self, task: Task, shared: State, sums: Sums) -> State:
-        from hpcfl.sums.message import moved
-
         steps = sums.mean("steps")  # on the device, which nobody waits for
         return {name: moved(value, sums.mean(name).mul_(steps)) for name, value in shared.items()}

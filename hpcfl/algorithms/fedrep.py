@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+import numpy as np
 from pydantic import Field
 
 from hpcfl.algorithms.local_sgd import PartlyPersonal, last, passed
+from hpcfl.base.device_copy import on_device
+from hpcfl.base.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,11 +49,6 @@ class FedRep(PartlyPersonal):
         return self.head_epochs * passed(samples, self.batch) if self.head_layers else 0
 
     def train(self, task: Task, shared: State, params: State, memory: State, visits: Visits) -> Tensor:
-        import numpy as np
-        import torch
-
-        from hpcfl.base.device_copy import on_device
-
         optimiser, own = self.optimiser_in(visits.round), self.personal(task)
         memory = optimiser.init(params)
         head, body = (

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hpcfl.algorithms.base import ServerState
 from hpcfl.algorithms.heterofl import HeteroFl
+from hpcfl.models.modules import narrow
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Extras
@@ -46,9 +47,7 @@ class FedRolex(HeteroFl):
 
     def _turned(self, task: Task, shared: State, start: int) -> State:
         """Return the model with the units of hidden layers from number `start` (mod K) on first."""
-        from hpcfl.models.modules.narrow import hidden_axes
-
-        turned, axes = dict(shared), hidden_axes(task.layers)
+        turned, axes = dict(shared), narrow.hidden_axes(task.layers)
         for name in shared:
             for axis, whole in axes[name].items():
                 turned[name] = turned[name].roll(-(start % whole) * (shared[name].shape[axis] // whole), axis)

@@ -17,13 +17,18 @@ from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import numpy as np
 from pydantic import Field
 
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.wrapped import changed
+from hpcfl.base.device_copy import on_device
 from hpcfl.base.errors import UsageError, refusal
+from hpcfl.base.lazy import torch
 from hpcfl.base.rng import keyed
+from hpcfl.models.modules import narrow
+from hpcfl.sums.message import HELD, masked
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,15 +85,11 @@ class HeteroFl(FedAvg):
         return Algorithm.mean_weights(self)  # its means are over the holders of each coordinate
 
     def holds(self, task: Task) -> Ints:
-        import numpy as np
-
         levels = self._levels(task)
         return np.zeros_like(levels) if self.redraw else levels
 
     def _levels(self, task: Task) -> Ints:
         """Return which of the `rates` each client has before any redraw, int64 [clients]."""
-        import numpy as np
-
         clients = np.arange(task.federation.clients)
         if self.assign == "clients":
             if len(self.rates) != len(clients):
@@ -115,10 +116,7 @@ class HeteroFl(FedAvg):
         return tuple(sizes.get(axis, size) for axis, size in enumerate(shape))
 
     def layout(self, task: Task) -> Layout:
-        from hpcfl.models.modules.narrow import hidden_axes
-        from hpcfl.sums.message import HELD
-
-        axes, last, groups = hidden_axes(task.layers), task.layer_names()[-1], []
+        axes, last, groups = narrow.hidden_axes(task.layers), task.layer_names()[-1], []
         if min(self.rates) < 1 and not any(axes.values()):
             raise refusal("algorithm.rates", "1 for a model without hidden layers", list(self.rates))
         if min(self.rates) < 1 and task.buffer_names and task.buffers not in ("static", "keep"):
@@ -127,9 +125,9 @@ class HeteroFl(FedAvg):
             blocks = {}
             for name, block in group.items():
                 parts = tuple(self.held(block.shape, axes.get(name, {}), rate) for rate in self.rates)
-                narrow = set(parts) != {block.shape}
-                blocks[name] = replace(block, parts=parts if narrow and not self.redraw else ())
-                if (self.mask_labels and name in last) or (narrow and self.redraw):
+                narrower = set(parts) != {block.shape}
+                blocks[name] = replace(block, parts=parts if narrower and not self.redraw else ())
+                if (self.mask_labels and name in last) or (narrower and self.redraw):
                     blocks[HELD + name] = replace(blocks[name], mask=True)
             groups.append(blocks)
         return tuple(groups)
@@ -139,10 +137,7 @@ class HeteroFl(FedAvg):
         return shared
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
-        from hpcfl.models.modules.narrow import hidden_axes
-        from hpcfl.sums.message import masked
-
-        axes, placed = hidden_axes(task.layers), self.placed(task, shared, visits.round)
+        axes, placed = narrow.hidden_axes(task.layers), self.placed(task, shared, visits.round)
         if not self.redraw:  # a chunk's clients are all of one rate
             rate = self._rates(task, visits)[0]
             parts = {name: self.held(value.shape, axes[name], rate) for name, value in shared.items()}
@@ -164,16 +159,11 @@ class HeteroFl(FedAvg):
         return (yield from changed(work, sent))
 
     def objective(self, task: Task, shared: State, visits: Visits) -> Objective | None:
-        import torch
-
-        from hpcfl.base.device_copy import on_device
-        from hpcfl.models.modules.narrow import divided
-
         present, rates = self._present(task, visits), self._rates(task, visits)
         if set(rates) == {1.0} and not self.mask_labels:
             return None
         divisor = on_device(torch.tensor(rates if self.scaler else [1.0], dtype=task.dtype), task.device)
-        names = divided(task.layers)
+        names = narrow.divided(task.layers)
         masks = self._masks(task, shared, visits)
 
         def local(params: State, batch: Batch) -> Tensor:
@@ -209,11 +199,9 @@ class HeteroFl(FedAvg):
 
     def _masks(self, task: Task, shared: State, visits: Visits) -> State:
         """Return 1 where visits of rates dealt anew hold a tensor's coordinate, else 0, ``{name: [c, …]}``."""
-        from hpcfl.models.modules.narrow import hidden_axes
-
         if not self.redraw:
             return {}
-        axes, rates = hidden_axes(task.layers), self._rates(task, visits)
+        axes, rates = narrow.hidden_axes(task.layers), self._rates(task, visits)
         masks = {name: value.new_zeros(len(rates), *value.shape) for name, value in shared.items() if axes[name]}
         for name, mask in masks.items():
             for row, rate in zip(mask, rates):
@@ -222,8 +210,6 @@ class HeteroFl(FedAvg):
 
     def _present(self, task: Task, visits: Visits) -> Tensor:
         """Return 1 for each class of which a client has training samples, else 0, ``[c, classes]``."""
-        import torch
-
         shape = len(visits.clients), task.federation.classes
         if not self.mask_labels:
             return torch.ones(shape, dtype=task.dtype, device=task.device)

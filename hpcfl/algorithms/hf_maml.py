@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from hpcfl.algorithms.local_sgd import LocalTraining, last
+from hpcfl.base.lazy import torch
+from hpcfl.learning import derivatives
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,8 +48,6 @@ class HfMaml(LocalTraining):
         return self.steps, 1
 
     def train(self, task: Task, shared: State, params: State, memory: State, visits: Visits) -> Tensor:
-        import torch
-
         first, others = visits, replace(visits, more=None)  # a step is asked for once
         threes = [
             task.batches(each, self.batch, steps=self.steps, phase=phase)
@@ -66,9 +66,7 @@ class HfMaml(LocalTraining):
 
     def _curvature(self, task: Task, params: State, batch: Batch, along: State) -> State:
         if self.hessian == "exact":
-            from hpcfl.learning.derivatives import hessian_vector_product
-
-            return hessian_vector_product(task, params, batch, along)
+            return derivatives.hessian_vector_product(task, params, batch, along)
         ahead, _ = task.gradients(_moved(params, along, self.delta), batch)
         behind, _ = task.gradients(_moved(params, along, -self.delta), batch)
         return {name: (ahead[name] - behind[name]) / (2 * self.delta) for name in params}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from hpcfl.algorithms.local_sgd import LocalSgd, some
 from hpcfl.algorithms.wrapped import wrapped
+from hpcfl.base.lazy import torch
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Algorithm, Client
@@ -39,8 +40,6 @@ class _LastStep(Wrapper):
         return self.steps - 1
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
-        import torch
-
         own = self.personal(task)
         level = dict.fromkeys(own, 1) | {name: n for n, names in enumerate(self.layers(task), 1) for name in names}
         in_time = [visits.in_time(max(level[name] for name in names)) for names in task.layer_names()]

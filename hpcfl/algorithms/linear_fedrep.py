@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from hpcfl.algorithms.base import Algorithm
+from hpcfl.base.device_copy import on_device
 from hpcfl.base.errors import UsageError, no_meaning, refusal
+from hpcfl.base.lazy import torch
 from hpcfl.data.linear import whitening
+from hpcfl.sums.message import Block
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,10 +71,6 @@ class LinearFedRep(Algorithm):
         return ((B,),)
 
     def layout(self, task: Task) -> Layout:
-        import torch
-
-        from hpcfl.sums.message import Block
-
         rank, dimension = self._shape(task)
         exact = torch.float64
         moment = {MOMENT: Block((dimension, dimension), exact)} if self.initial == "moments" else {}
@@ -96,8 +95,6 @@ class LinearFedRep(Algorithm):
         return {B: _orthonormal(task.initial()[B].double())}
 
     def init_client(self, task: Task, client: int) -> State:
-        import torch
-
         rank, dimension = self._shape(task)
         state = {HEAD: torch.zeros(1, rank, dtype=torch.float64, device=task.device)}
         if not hasattr(task.federation, "moments"):
@@ -107,10 +104,6 @@ class LinearFedRep(Algorithm):
         return state | {WEIGHT: weight.to(task.device), BIAS: bias.to(task.device)}
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
-        import torch
-
-        from hpcfl.base.device_copy import on_device
-
         x, y = (on_device(part, task.device) for part in _drawn(task.federation, visits))  # type: ignore[arg-type]
         if WEIGHT in personal:
             x = x @ personal[WEIGHT].transpose(1, 2) + personal[BIAS].unsqueeze(1)
@@ -129,8 +122,6 @@ class LinearFedRep(Algorithm):
         return personal | {HEAD: head.transpose(1, 2)}
 
     def server(self, task: Task, shared: State, sums: Sums) -> State:
-        import torch
-
         if MOMENT in sums and sums.weight(MOMENT):
             # on the host, wherever sums are: the sign of an eigenvector is the library's
             _, vectors = torch.linalg.eigh(sums.mean(MOMENT).double().cpu())
@@ -141,8 +132,6 @@ class LinearFedRep(Algorithm):
 
     def metrics(self, task: Task, state: ServerState) -> dict[str, float]:
         """Return ``‖(I − B*B*ᵀ) B‖₂``; after an embedding with B* in its coordinates."""
-        import torch
-
         federation: LinearFederation = task.federation  # type: ignore[assignment]
         truth, estimate = torch.tensor(federation.target), state.shared[B].T.cpu()
         return {"distance": float(torch.linalg.matrix_norm(estimate - truth @ (truth.T @ estimate), 2))}
@@ -168,8 +157,6 @@ def _check_embedding(task: Task, latent: int) -> None:
 
 def _drawn(federation: LinearFederation, visits: Visits) -> tuple[Tensor, Tensor]:
     """Return the clients' fresh samples, float64 ``[c, m, d]`` and ``[c, m]``."""
-    import torch
-
     x, y = federation.drawn_by(visits.clients, visits.round)
     # copied by torch, whose memory is aligned: the last bits of matrix products may depend on that
     return torch.from_numpy(x).clone(), torch.from_numpy(y).clone()
@@ -177,8 +164,6 @@ def _drawn(federation: LinearFederation, visits: Visits) -> tuple[Tensor, Tensor
 
 def _orthonormal(rows: Tensor) -> Tensor:
     """Return orthonormal rows that span the same space; the signs are those of a positive diagonal."""
-    import torch
-
     q, r = torch.linalg.qr(rows.T)
     signed: Tensor = q * torch.sign(torch.diagonal(r))
     return signed.T.contiguous()

@@ -27,10 +27,14 @@ from collections.abc import Iterator, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+import numpy as np
 from pydantic import Field
 
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.base.errors import UsageError, check_within, no_meaning, refusal, toml
+from hpcfl.base.lazy import torch
+from hpcfl.learning.optim import Adam, AdamW, Sgd
+from hpcfl.sums.message import Block
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,8 +98,6 @@ class LocalTraining(Algorithm):
     @property
     def optimiser(self) -> Optimizer:
         """What takes the steps of training."""
-        from hpcfl.learning.optim import Sgd
-
         return Sgd(self.lr)
 
     @property
@@ -148,8 +150,6 @@ class LocalTraining(Algorithm):
         return tuple(names for names in task.layer_names() if personal.isdisjoint(names)) or (("loss",),)
 
     def layout(self, task: Task) -> Layout:
-        from hpcfl.sums.message import Block
-
         if self.personal(task) >= set(task.initial()):
             return ({"loss": Block(())},)
         return super().layout(task)
@@ -197,8 +197,6 @@ class LocalTraining(Algorithm):
 
     def first_layers(self, task: Task, shared: State, visits: Visits) -> State:
         """Return the personal layers that the clients' first visits begin with, ``{name: [c, …]}``."""
-        import torch
-
         states = [some(task.initial(int(client)), self.personal(task)) for client in visits.clients]
         return {name: torch.stack([state[name] for state in states]) for name in states[0]}
 
@@ -255,8 +253,6 @@ class LocalSgd(LocalTraining):
 
     def taken(self, visits: Visits) -> Ints:
         """Return how many local steps each visit takes, int64 ``[c]``."""
-        import numpy as np
-
         if visits.steps is not None:
             return visits.steps
         return np.array([self.visit_steps(int(samples))[0] for samples in visits.samples], dtype=np.int64)
@@ -281,8 +277,6 @@ class LocalSgd(LocalTraining):
 
     @property
     def optimiser(self) -> Optimizer:
-        from hpcfl.learning.optim import Adam, AdamW, Sgd
-
         if self.optimizer == "sgd":
             return Sgd(self.lr, momentum=self.momentum, decay=self.weight_decay)
         given = {"betas": self.betas, "epsilon": self.epsilon}
@@ -324,8 +318,6 @@ class PartlyPersonal(LocalSgd):
         return super().init_server(task)
 
     def init_client(self, task: Task, client: int) -> State:
-        import torch
-
         flag = {VISITED: torch.zeros(1, device=task.device)} if self.newcomer == "averaged" else {}
         return super().init_client(task, client) | flag
 
@@ -343,8 +335,6 @@ class PartlyPersonal(LocalSgd):
 
     def _begun(self, shared: State, personal: State) -> State:
         """Return the layers that the clients' next visits begin with, without the note of earlier ones."""
-        import torch
-
         if VISITED not in personal:
             return personal
         visited = personal[VISITED] > 0

@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from hpcfl.algorithms.base import Algorithm, ServerState
+from hpcfl.base.device_copy import on_device
 from hpcfl.base.errors import UsageError, no_meaning
+from hpcfl.base.lazy import torch
+from hpcfl.learning.optim import Sgd, zeros
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,20 +98,14 @@ class Salf(Algorithm):
         return task.layer_names(self.blocks)
 
     def init_extras(self, task: Task) -> Extras:
-        import torch
-
         if self.missing != "empirical":
             return {}
         return {"empty": torch.zeros(len(self.layers(task))), "rounds": 0.0}
 
     def init_client(self, task: Task, client: int) -> State:
-        from hpcfl.learning.optim import zeros
-
         return zeros(task.initial()) if self.momentum and self.persist_optimizer else {}
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
-        from hpcfl.learning.optim import Sgd
-
         level = {name: number for number, names in enumerate(self.layers(task), start=1) for name in names}
         start = task.replicate(shared, visits)
         batch = next(task.batches(visits, self.batch, steps=1))
@@ -132,10 +129,6 @@ class Salf(Algorithm):
     def _scaled(self, change: Tensor, visits: Visits, layer: int) -> Tensor:
         if self.rule != "inverse-probability":
             return change
-        import torch
-
-        from hpcfl.base.device_copy import on_device
-
         chance = on_device(torch.from_numpy(visits.arrival[: len(change), layer - 1]).to(change.dtype), change.device)
         return change / chance.view(-1, *[1] * (change.dim() - 1))
 

@@ -13,7 +13,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.local_sgd import check_plain
+from hpcfl.base.device_copy import on_device
 from hpcfl.base.errors import refusal
+from hpcfl.base.lazy import torch
+from hpcfl.learning.optim import Shifted, column, zeros
+from hpcfl.sums.message import Block, moved
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,39 +50,26 @@ class Scaffold(FedAvg):
         return Algorithm.mean_weights(self)  # the server does more
 
     def init_server(self, task: Task) -> State:
-        from hpcfl.learning.optim import zeros
-
         model = super().init_server(task)
         return model | {CONTROL + name: value for name, value in zeros(model).items()}
 
     def init_client(self, task: Task, client: int) -> State:
-        from hpcfl.learning.optim import zeros
-
         return {CONTROL + name: value for name, value in zeros(task.initial()).items()}
 
     def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
         return tuple((*names, *(RISE + name for name in names)) for names in super().layers(task))
 
     def layout(self, task: Task) -> Layout:
-        from hpcfl.sums.message import Block
-
         like = {name: Block(tuple(value.shape), value.dtype) for name, value in task.initial().items()}
         groups = [{name: like[name.removeprefix(RISE)] for name in names} for names in self.layers(task)]
         return ({"loss": Block((), task.dtype)}, *reversed(groups))
 
     def train(self, task: Task, shared: State, params: State, memory: State, visits: Visits) -> Tensor:
-        from hpcfl.learning.optim import Shifted
-
         shift = {name: shared[CONTROL + name] - memory[CONTROL + name] for name in params}
         optimiser = Shifted(self.learning_rate(visits.round), shift=shift)
         return optimiser.train(task, params, self.local_steps(task, visits))
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
-        import torch
-
-        from hpcfl.base.device_copy import on_device
-        from hpcfl.learning.optim import column
-
         after, one = dict(personal), visits.ones(len(visits.clients))
         for message in super().client(task, shared, personal, visits):
             way = torch.from_numpy(self.taken(visits)).double() * self.learning_rate(visits.round)
@@ -91,8 +82,6 @@ class Scaffold(FedAvg):
         return after
 
     def server(self, task: Task, shared: State, sums: Sums) -> State:
-        from hpcfl.sums.message import moved
-
         after, clients = super().server(task, shared, sums), task.federation.clients
         for name in task.initial():
             after[CONTROL + name] = moved(shared[CONTROL + name], sums.over(RISE + name, clients))

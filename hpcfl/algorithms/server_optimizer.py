@@ -28,7 +28,10 @@ from pydantic import Field
 
 from hpcfl.algorithms.wrapped import Wrapper, wrapped
 from hpcfl.base.config import ConfigBase
+from hpcfl.base.device_copy import on_device
 from hpcfl.base.errors import UsageError, no_meaning, refusal
+from hpcfl.base.lazy import torch
+from hpcfl.sums.message import moved
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -147,8 +150,6 @@ class _Stepping(Wrapper):
     optimizer_of_server: ServerOptimizer
 
     def init_extras(self, task: Task) -> Extras:
-        import torch
-
         shared, rules = self.init_server(task), self.optimizer_of_server
         like = {name: shared[name] for name in _learnt(self, task)}
         moments = {M + name: torch.zeros_like(value) for name, value in like.items()}
@@ -157,8 +158,6 @@ class _Stepping(Wrapper):
         return {**super().init_extras(task), **moments}
 
     def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
-        from hpcfl.sums.message import moved
-
         moments = {name: value for name, value in state.extras.items() if name.startswith((M, V))}
         rest = {name: value for name, value in state.extras.items() if name not in moments}
         after = super().step(task, replace(state, extras=rest), sums)
@@ -177,8 +176,6 @@ class _Stepping(Wrapper):
 
 def _stays(sums: Sums, name: str, before: Tensor, proposed: Tensor) -> Tensor | None:
     """Return which coordinates nobody has sent and the method leaves as they were, bool; None: none."""
-    from hpcfl.base.device_copy import on_device
-
     if name not in sums or not sums.weight(name):
         return proposed == before
     holders = sums.holders(name)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from hpcfl.base.lazy import torch
+
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 
@@ -33,16 +34,12 @@ def on_host(values: Sequence[Tensor]) -> list[Tensor]:
 
 def behind(value: Tensor) -> Tensor:
     """Return room in the host's memory that a tensor is copied to behind what its device still does."""
-    import torch
-
     room = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.device.type == "cuda")
     return room.copy_(value, non_blocking=True)
 
 
 def backend(device: torch.device) -> Any:
     """Return torch's module of a kind of device, such as ``torch.cuda``: there are its streams."""
-    import torch
-
     return torch.get_device_module(device)
 
 

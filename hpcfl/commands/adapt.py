@@ -14,14 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
+from rich.table import Column, Table
 
 from hpcfl import config as configs
 from hpcfl import store
 from hpcfl.algorithms import algorithm_class, algorithms
 from hpcfl.base.errors import UsageError, refusal
+from hpcfl.base.lazy import torch
 from hpcfl.base.types import Floats, Ints
 from hpcfl.commands.show import digest
+from hpcfl.engine.uneven import evenly
 from hpcfl.launch.request import check_writable
+from hpcfl.learning.batches import Visits
+from hpcfl.learning.evaluate import client_scores
 from hpcfl.mpi.placement import chunk_size, cut_by_kind
 from hpcfl.results.newcomers_file import NewcomersFile
 from hpcfl.results.trained import loaded, newest, recorded_chunk, threads, with_shared
@@ -199,8 +204,6 @@ def adapted(request: AdaptRequest) -> dict[str, Any]:
     UsageError
         If the data do not fit the checkpoint, the model has no layer to adapt, or the file cannot be written.
     """
-    import torch
-
     config, clients = request.config, request.clients
     torch.set_num_threads(threads(config))
     task, shared = _loaded(request)
@@ -240,10 +243,6 @@ def _loaded(request: AdaptRequest) -> tuple[Task, State]:
 
 def _adapt_chunk(request: AdaptRequest, task: Task, shared: State, clients: Ints) -> tuple[list[dict[str, Any]], State]:
     """Rows of the table, and what was learned, ``{name: [c, …]}``."""
-    from hpcfl.engine.uneven import evenly
-    from hpcfl.learning.batches import Visits
-    from hpcfl.learning.evaluate import client_scores
-
     method, visits = request.config.method(task), Visits.for_test(request.saved.round, clients)
     tests, params = task.federation.test_sizes[clients], {}
     curves: list[list[dict[str, Any]]] = [[] for _ in clients]
@@ -312,8 +311,6 @@ def headline(outcome: Mapping[str, Any]) -> str:
 
 def table(outcome: Mapping[str, Any]) -> Any:
     """The clients and their means as a `rich` table: a column of accuracy for each number of epochs, or `SCORES`."""
-    from rich.table import Column, Table
-
     curve, rows, mean = outcome.get("curve"), outcome["clients"], outcome["mean"]
     columns = [name.replace("_", " ") for name in COLUMNS]
     cells = [[row[name] for name in COLUMNS] for row in rows]

@@ -13,15 +13,19 @@ import numpy as np
 
 from hpcfl.algorithms import ServerState
 from hpcfl.base.errors import listed
+from hpcfl.base.lazy import torch
 from hpcfl.commands.contributed import contributed
 from hpcfl.config import Config
 from hpcfl.data import Federation, Header
 from hpcfl.data.base import Range
+from hpcfl.engine.job import Job
+from hpcfl.engine.recorded_columns import columns
+from hpcfl.engine.trial import tried
 from hpcfl.learning.config import METRICS
+from hpcfl.mpi.devices import described
 from hpcfl.mpi.placement import TWO_LEVEL, Tree, lane_topologies, tree
 
 if TYPE_CHECKING:
-    from hpcfl.engine.job import Job
     from hpcfl.schedule.plan import Plan
     from hpcfl.sums.message import Block
 
@@ -44,14 +48,9 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int, li
 
     With `like` also what a round's messages would take.
     """
-    from hpcfl.engine.job import Job
-    from hpcfl.engine.trial import tried
-
     job = Job.of(config, data_dir, ranks)
     tried(job, job.begin(0), data_dir)
     if config.task.own:
-        from hpcfl.engine.recorded_columns import columns
-
         columns(job)  # they must have names of their own
     federation = job.task.federation
     samples = int(federation.train_sizes.max())
@@ -96,10 +95,6 @@ def _device(config: Config) -> Facts:
     """What would compute if the run began here, where that is not the CPU because the config says so."""
     if config.device == config.server_device == "cpu":
         return
-    import torch
-
-    from hpcfl.mpi.devices import described
-
     if not torch.cuda.device_count():
         asked = [key for key in ("device", "server_device") if getattr(config, key) == "cuda"]
         refused = f"; {asked[0]} = 'cuda' is refused here" if asked else ""

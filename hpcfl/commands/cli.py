@@ -20,8 +20,12 @@ import click
 
 from hpcfl.base import terminal
 from hpcfl.base.blame import blaming
+from hpcfl.base.console import print_table, terminal_width
 from hpcfl.base.errors import ErrorOnOtherRank, RunError, Stopped, UsageError, UserError
+from hpcfl.base.plugins import told
+from hpcfl.commands.contributed import contributed
 from hpcfl.engine import stopping
+from hpcfl.mpi.launcher import starter, world
 
 if TYPE_CHECKING:
     from hpcfl.launch.request import RunRequest
@@ -112,7 +116,6 @@ def resume(allow_mixed: bool, **options: Any) -> None:
 
 def _launch(decide: Callable[[], RunRequest | None], allow_mixed: bool) -> None:
     from hpcfl.launch.run import launch
-    from hpcfl.mpi.launcher import world
 
     comm = world()
     with suppress(ValueError, OSError):  # there may be no file behind stderr
@@ -139,7 +142,6 @@ def _launch(decide: Callable[[], RunRequest | None], allow_mixed: bool) -> None:
 @MIXED
 def sweep(jobs: int, launcher: str, listing: bool, only: int | None, **options: Any) -> None:
     """Run every CONFIG with all of --with, --grid and --seeds: finished runs are skipped, others gone on with."""
-    from hpcfl.base.plugins import told
     from hpcfl.commands import sweep as sweeps
     from hpcfl.commands import sweep_run
 
@@ -197,8 +199,6 @@ def stop(folders: tuple[Path, ...], wait: bool, patience: float) -> None:
 )
 def doctor(json_to: str | None, launcher: bool, network: bool) -> None:
     """Print what a launch looks like from the inside, and the traps in it; alone, under mpirun and under srun."""
-    from hpcfl.mpi.launcher import starter, world
-
     if launcher and network:
         raise UsageError("hpcfl doctor: --launcher starts no ranks, --network measures between them: expected one")
     if launcher:
@@ -207,9 +207,6 @@ def doctor(json_to: str | None, launcher: bool, network: bool) -> None:
         _echo(_told(json_to, words, [shlex.join(words)]))
         return
     if network:
-        from hpcfl.base.console import print_table
-        from hpcfl.commands.contributed import contributed
-
         measured = contributed("network")(world(), Path(json_to or "-"))
         if measured is not None:
             print_table(measured[0])
@@ -266,9 +263,7 @@ def check(
     per_host: int | None,
 ) -> None:
     """Validate CONFIG and print what it would do; nothing runs but the files of yours that it names."""
-    from hpcfl.base.plugins import told
     from hpcfl.commands.check import report
-    from hpcfl.commands.contributed import contributed
     from hpcfl.config import load
 
     if per_host is not None and like is None:
@@ -289,7 +284,6 @@ def check(
 @DATA_DIR
 def optimum(config: str, overlays: list[str], settings: tuple[str, ...], data_dir: Path | None) -> None:
     """Find the minimum of CONFIG's objective over all training samples, and print it as one JSON object."""
-    from hpcfl.commands.contributed import contributed
     from hpcfl.config import load
 
     found = contributed("optimum")(load(config, settings, overlays, True, data_dir), data_dir)
@@ -307,7 +301,6 @@ def show(folders: tuple[Path, ...], as_json: bool, each: bool, groups: bool) -> 
     FOLDERS are runs, or folders of runs, such as a sweep's. Runs that differ in nothing but the seed are one row: mean
     ± standard deviation over the seeds.
     """
-    from hpcfl.base.console import print_table, terminal_width
     from hpcfl.commands.show import remarks, summaries, table
     from hpcfl.results.run_table import run_folders
     from hpcfl.results.run_table import table as groups_table
@@ -342,7 +335,6 @@ def show(folders: tuple[Path, ...], as_json: bool, each: bool, groups: bool) -> 
 @TRUST
 def adapt(as_json: bool, **options: Any) -> None:
     """Let clients that never took part in a run learn their personal layers on its shared ones, and test them."""
-    from hpcfl.base.console import print_table
     from hpcfl.commands.adapt import adapt_request, adapted, headline, table
 
     _check_alone("adapt", "but is one process: expected it without mpirun")
@@ -420,8 +412,6 @@ def list_(name: str, as_page: bool) -> None:
 
 
 def _check_alone(command: str, text: str) -> None:
-    from hpcfl.mpi.launcher import world
-
     if world() is not None:
         raise UsageError(f"hpcfl {command} was started by an MPI launcher, {text}")
 

@@ -16,12 +16,17 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import h5py
+import numpy as np
+
+from hpcfl.base.lazy import MPI, torch
 from hpcfl.commands.diagnostics import LEVELS, Facts, Rank, diagnose
 from hpcfl.launch.failure import raise_together
 from hpcfl.launch.run import versions
 from hpcfl.mpi import launcher as world
 from hpcfl.mpi.cores import host_cores, processors
 from hpcfl.mpi.devices import chosen, described
+from hpcfl.mpi.waiting import wait
 
 SETTINGS = ("OMP_NUM_THREADS", "MPIR_CVAR_ASYNC_PROGRESS", "MPI4PY_LIBMPI", "CUDA_VISIBLE_DEVICES")
 SIZES = (8, 1_000_000)  # bytes of the broadcasts that are timed
@@ -36,9 +41,6 @@ def examine(comm: Any) -> Facts | None:
     texts = gathered(comm, json.dumps(asdict(_rank(comm))))
     if not texts:
         return None
-    import h5py
-    import torch
-
     return Facts(
         [Rank(**json.loads(text)) for text in texts],
         launcher=world.launcher(os.environ),
@@ -52,10 +54,6 @@ def gathered(comm: Any, text: str) -> list[str]:
     """Every rank's text on rank 0, in the order of the ranks; nothing on the others."""
     if comm is None:
         return [text]
-    import numpy as np
-
-    from hpcfl.mpi.waiting import wait
-
     own = np.frombuffer(text.encode(), dtype=np.uint8).copy()
     sizes = np.empty(comm.Get_size(), dtype=np.int64)
     wait([comm.Iallgather(np.array([own.size], dtype=np.int64), sizes)])
@@ -137,8 +135,6 @@ def _runs(numbers: Sequence[int]) -> str:
 
 
 def _rank(comm: Any) -> Rank:
-    import torch
-
     own, seen = chosen("auto", "device", world.local(comm)[0]), processors()
     return Rank(
         socket.gethostname(),
@@ -157,10 +153,6 @@ def _polling(comm: Any) -> list[float]:
     """Median seconds of a broadcast of each of `SIZES`, waited for without spinning."""
     if comm is None:
         return []
-    import numpy as np
-
-    from hpcfl.mpi.waiting import wait
-
     medians = []
     for size in SIZES:
         data, seconds = np.zeros(size, dtype=np.uint8), []
@@ -174,8 +166,6 @@ def _polling(comm: Any) -> list[float]:
 
 
 def _started(comm: Any) -> dict[str, Any]:
-    from mpi4py import MPI
-
     levels = (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE)
     text = MPI.Get_library_version()
     return {

@@ -10,6 +10,9 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
 from hpcfl import store
 from hpcfl.base.errors import UsageError, UserError, did_you_mean, listed
 from hpcfl.commands.show import unforeseen
@@ -19,7 +22,6 @@ from hpcfl.results.run_table import groups as group_runs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Width = Literal["column", "page"]
 INCHES = {"column": 3.3, "page": 6.75}
@@ -65,9 +67,6 @@ def plot(
     With `groups` those of accuracy, participation and depth of groups of clients, against rounds alone. UsageError for
     a suffix that stands for no format, and as `lines`, `curves.scores` and `group_figures`.
     """
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     kinds = Figure().canvas.get_supported_filetypes()
     if picture.suffix.removeprefix(".") not in kinds:
         raise UsageError(f"'{picture}': no picture of that kind{did_you_mean(picture.suffix.removeprefix('.'), kinds)}")
@@ -132,8 +131,6 @@ def seconds(runs: Sequence[Recorded]) -> str:
 
 def draw(drawn: Sequence[Line], what: str, time: str, width: Width = "page", log_time: bool = False) -> Figure:
     """Return the figure: at page width its panels and the legend are side by side, at column width below each other."""
-    from matplotlib.figure import Figure
-
     labels = _labels(drawn, WRAP[width])
     rows = sum(label.count("\n") + 1 for label in labels)
     height = 3.6 + ROW_INCHES * (rows + 1) if width == "column" else max(2.6, ROW_INCHES * (rows + 3))
@@ -158,8 +155,6 @@ def draw(drawn: Sequence[Line], what: str, time: str, width: Width = "page", log
 
 def draw_groups(runs: Sequence[Recorded], width: Width = "page") -> Figure:
     """Return the figure: a panel for each of `FIGURES`, a colour for each group, a dash for each config."""
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(INCHES[width], 5.4), layout="constrained")
     panels = dict(zip(FIGURES, figure.subplots(len(FIGURES), 1, sharex=True)))
     configs = group_runs(runs)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.table import Column, Table
 
 from hpcfl import store
 from hpcfl.base.console import width_of
@@ -212,8 +213,6 @@ def _cells(group: Group, rows: Rows, everyone: Rows, clocks: set[str], seeds: bo
 
 
 def _upright(lines: Sequence[Mapping[str, str]]) -> Any:
-    from rich.table import Column, Table
-
     shown = Table(*(Column(name, justify="left" if name in ("run", "status") else "right") for name in lines[0]))
     for line in lines:
         shown.add_row(*line.values())
@@ -221,8 +220,6 @@ def _upright(lines: Sequence[Mapping[str, str]]) -> Any:
 
 
 def _turned(lines: Sequence[Mapping[str, str]]) -> Any:
-    from rich.table import Column, Table
-
     columns = (Column(line["run"], justify="right", overflow="fold", max_width=WRAP) for line in lines)
     shown = Table("run", *columns)
     for heading in list(lines[0])[1:]:

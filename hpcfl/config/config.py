@@ -18,6 +18,7 @@ from pydantic import Field, SerializeAsAny, field_validator
 
 from hpcfl.algorithms import Algorithm, algorithm_class, algorithms
 from hpcfl.algorithms.buffered import with_buffers
+from hpcfl.algorithms.corrected import with_correction
 from hpcfl.algorithms.last_step import with_last_step
 from hpcfl.algorithms.server_optimizer import ServerOptimizer, with_server_optimizer
 from hpcfl.algorithms.weighting import Weighting
@@ -47,7 +48,9 @@ from hpcfl.data.base import check_clients
 from hpcfl.data.formats.files import found
 from hpcfl.data.user_samples import check_samples
 from hpcfl.learning.config import METRICS, TaskConfig
+from hpcfl.learning.initial_values import InitialFile
 from hpcfl.models import Model
+from hpcfl.models.modules import tracing
 from hpcfl.mpi.devices import Device
 from hpcfl.mpi.placement import FAN_OUT, TWO_LEVEL, Topology, check_single
 from hpcfl.schedule import planner
@@ -312,8 +315,6 @@ class Config(ConfigBase):
                 "arrays of real numbers: expected a model from outside, 'package.module:factory'"
             )
         if self.model.initial is not None:
-            from hpcfl.learning.initial_values import InitialFile  # it loads HDF5, which other configs may not need
-
             InitialFile(Path(self.model.initial), self.clients, self.precision)
         shapes = header.shapes
         for shape in dict.fromkeys(shapes):
@@ -345,9 +346,7 @@ class Config(ConfigBase):
         """Return a block in which data of the user's draw the same from global generators wherever they are made."""
         if ":" not in getattr(self.data, PICKED["data"].by):
             return nullcontext()
-        from hpcfl.models.modules.tracing import seeded  # it loads torch
-
-        return seeded(key_as_seed(self.seed, "data"))
+        return tracing.seeded(key_as_seed(self.seed, "data"))
 
     def _check_clients(self, there: int | None) -> None:
         check_clients(self.clients, there, f"data.name = '{getattr(self.data, PICKED['data'].by)}'")
@@ -358,8 +357,6 @@ class Config(ConfigBase):
         if self._splits_last and method.splits_last:
             method = with_last_step(method)
         if self.weighting.correct != "none":
-            from hpcfl.algorithms.corrected import with_correction  # it loads torch
-
             members = self.speed.rules(self.participation).taking_part(self.clients)
             method = with_correction(method, self.weighting, members)
         return with_server_optimizer(with_buffers(method, task), task, self.server)

@@ -7,6 +7,7 @@ linear_spaces (`linear`), noisy_features, linear_mapping (`gaussians`). Two doma
 
 from hpcfl.base.plugins import outside
 from hpcfl.base.registry import lookup, registered
+from hpcfl.data import dataset
 from hpcfl.data.base import ClientData, Federation, Header, InMemory, Source
 
 __all__ = ["ClientData", "Federation", "Header", "InMemory", "Source", "source_class", "sources"]
@@ -22,7 +23,5 @@ def source_class(name: str) -> type[Source]:
     if ":" in name:
         found = outside(name, "data.name")
         if not (isinstance(found, type) and issubclass(found, Source)):
-            from hpcfl.data import dataset  # it loads what other configs need not
-
             return dataset.section(name, found)
     return lookup("hpcfl.data", Source, name, "data.name")  # type: ignore[type-abstract]

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field, create_model
 
 from hpcfl.base.errors import UsageError, refusal
+from hpcfl.base.lazy import torch
 from hpcfl.base.plugins import callable_of, outside, reason
 from hpcfl.base.rng import key_as_seed, keyed
 from hpcfl.data.base import Labels, Piece, Pixels, check_largest, packed
@@ -43,8 +44,6 @@ class TorchDataset(Pooled):
 
     def load(self, seed: int, data_dir: Path | None) -> Pool:
         """Return the pool after reading each sample once; what torch draws for that is keyed by the seed."""
-        import torch
-
         parts = self._made(data_dir)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(key_as_seed(seed, "dataset"))

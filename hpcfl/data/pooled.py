@@ -30,7 +30,9 @@ from hpcfl.data.base import (
     lengths,
     scaled,
 )
+from hpcfl.data.formats import split_file
 from hpcfl.data.formats.files import found
+from hpcfl.data.formats.hdf5_file import number_of_clients
 from hpcfl.data.partition import Parts, Split
 
 BLACK: dict[Scale | None, float] = {"unit": 0.0, "centred": -1.0, "mnist": -0.1307 / 0.3081, None: 0.0}
@@ -100,8 +102,6 @@ class PooledFederation(Federation):
         if self.rows is None:
             super().save_split(path)
         else:
-            from hpcfl.data.formats import split_file
-
             train = [self.rows[part] for part in self.train_parts]
             split_file.write(Path(path), Split(train, self.test_parts, self.rows[self.server_part]))
 
@@ -176,8 +176,6 @@ class Pooled(Served):
         """Return how many are in the file of a split; of a pool any number can be cut."""
         if self.partition_file is None:
             return None
-        from hpcfl.data.formats.hdf5_file import number_of_clients
-
         return number_of_clients(found("data.partition_file", self.partition_file, data_dir))
 
     def federate(self, clients: int, seed: int, data_dir: Path | None) -> Federation:
@@ -216,8 +214,6 @@ class Pooled(Served):
         if self.partition_file is None:
             raise refusal("data.partition_file", "an HDF5 file, with data.partition = 'file'", None)
         only_defaults(self, CUT, "with data.partition = 'file', which says who holds what")
-        from hpcfl.data.formats import split_file  # it loads HDF5, which other partitions need not
-
         path = found("data.partition_file", self.partition_file, data_dir)
         return split_file.read(path, clients, (header.train, header.test))
 

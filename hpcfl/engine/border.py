@@ -13,12 +13,10 @@ from pathlib import Path
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import torch
-from torch import Tensor
-
 from hpcfl.algorithms import Algorithm, ServerState
 from hpcfl.base.blame import place, place_of
 from hpcfl.base.errors import RunError, in_place, listed
+from hpcfl.base.lazy import torch
 from hpcfl.base.loaded import is_of_user
 from hpcfl.base.types import State
 from hpcfl.learning.batches import Visits
@@ -26,9 +24,11 @@ from hpcfl.learning.task import Task
 from hpcfl.sums.message import Block, Layout, Message, Sums
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from hpcfl.algorithms.base import Client
 
-Marks = list[tuple[str, Tensor, int]]
+Marks = list[tuple[str, "Tensor", int]]
 """Tensors by what they are called, and the versions that they were at."""
 
 
@@ -68,7 +68,9 @@ class Border:
 
     def begun(self, state: State, function: str) -> State:
         """Return a state that a function of the method's begins with."""
-        if self.users and not (isinstance(state, Mapping) and all(isinstance(each, Tensor) for each in state.values())):
+        if self.users and not (
+            isinstance(state, Mapping) and all(isinstance(each, torch.Tensor) for each in state.values())
+        ):
             self.refuse(f"{function} returned {kind(state)}, expected tensors by name")
         return state
 
@@ -133,7 +135,7 @@ def misfit(block: Block | None, part: Any, clients: int) -> str:
     """Return what is wrong with a block as visits of so many clients send it, "" if nothing is."""
     if block is None:
         return "expected a block of the layout"
-    if not (isinstance(part, tuple | list) and len(part) == 2 and all(isinstance(each, Tensor) for each in part)):
+    if not (isinstance(part, tuple | list) and len(part) == 2 and all(isinstance(each, torch.Tensor) for each in part)):
         got = ", ".join(map(kind, part)) if isinstance(part, tuple | list) else kind(part)
         return f"expected a pair of tensors, value and weight, got {got:.100}"
     value, weight = part
@@ -157,7 +159,7 @@ def _odd(value: Tensor) -> str:
 def like(state: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return shapes and types by name; of what is no tensor what it is."""
     return {
-        name: (list(value.shape), value.dtype) if isinstance(value, Tensor) else kind(value)
+        name: (list(value.shape), value.dtype) if isinstance(value, torch.Tensor) else kind(value)
         for name, value in state.items()
     }
 

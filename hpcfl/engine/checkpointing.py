@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpcfl import store
+from hpcfl.base.lazy import torch
 from hpcfl.base.types import Ints
 from hpcfl.mpi.transport import arrays, as_chunk
 
@@ -209,8 +210,6 @@ def _array(value: Any) -> Any:
 
 def restored(likes: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a checkpoint holds as tensors, numbers and strings like those given."""
-    import torch
-
     # copied into torch's own memory: the last bits of products may depend on how memory is aligned
     return {
         name: torch.from_numpy(np.asarray(saved[name])).to(like, copy=True)

@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
 
 from hpcfl.base.device_copy import memory_of
+from hpcfl.base.lazy import torch
 from hpcfl.base.memory import LARGEST_BYTES, last_level_cache
 from hpcfl.base.types import State
 from hpcfl.engine.hangs import Moves

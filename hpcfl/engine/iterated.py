@@ -9,14 +9,16 @@ bit.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from hpcfl.algorithms import IteratedReduction
 from hpcfl.base.device_copy import on_host
+from hpcfl.base.lazy import torch
 from hpcfl.base.types import State
 from hpcfl.sums.message import Block, ExactSums, Message, Sums
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Responses(ExactSums):

@@ -10,13 +10,13 @@ from pathlib import Path
 from threading import Event
 
 import numpy as np
-import torch
 
 from hpcfl.algorithms import Algorithm, IteratedReduction
 from hpcfl.algorithms.base import Extras
 from hpcfl.base.blame import blaming
 from hpcfl.base.device_copy import on_host
 from hpcfl.base.errors import refusal
+from hpcfl.base.lazy import torch
 from hpcfl.base.memory import LEAN_BYTES, give_back, keep_freed
 from hpcfl.base.types import Computing, Floats, Ints, Shape, State
 from hpcfl.config import Config
@@ -25,8 +25,8 @@ from hpcfl.engine.border import Border
 from hpcfl.engine.chunk_batches import Bundles
 from hpcfl.engine.hangs import Moves
 from hpcfl.engine.uneven import evenly
+from hpcfl.learning import batchnorm
 from hpcfl.learning.batches import Visits
-from hpcfl.learning.batchnorm import client_statistics
 from hpcfl.learning.evaluate import client_finite, client_objectives, client_sums
 from hpcfl.learning.task import Task
 from hpcfl.mpi.placement import Chunk, check_width, chunk_size, cut
@@ -310,7 +310,7 @@ class Job:
     def statistics(self, shared: State, clients: Ints) -> Floats:
         """Return what some clients gather for tests by the shared model, ``[numbers, clients]``; 0 for all others."""
         own = clients[self.members(clients)]
-        found = client_statistics(self.task, shared, own)
+        found = batchnorm.client_statistics(self.task, shared, own)
         sums = np.zeros((len(found), self.config.clients))
         sums[:, own] = found
         return sums

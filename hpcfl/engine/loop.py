@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from hpcfl.algorithms import ServerState
 from hpcfl.base.errors import Diverged, Interrupted, LearntNothing, Stopped
+from hpcfl.base.lazy import torch
 from hpcfl.base.types import Floats
 from hpcfl.engine.checkpointing import Saver
 from hpcfl.engine.job import Job, Progress

@@ -9,9 +9,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
+from rich.table import Column, Table
 
 from hpcfl.base.console import print_table
 from hpcfl.base.types import Floats
+from hpcfl.mpi.waiting import rows
 
 PHASES = ("compute", "waiting", "broadcast", "reduction", "server", "evaluation", "store", "other")
 UNMEASURED = nullcontext()
@@ -95,8 +97,6 @@ def gathered(phases: Phases, comm: Any) -> dict[int, Floats]:
     own = phases.figures()
     if comm is None:
         return {0: own}
-    from hpcfl.mpi.waiting import rows
-
     ranks = dict(enumerate(rows(comm, own)))
     return ranks if comm.Get_rank() == 0 else {}
 
@@ -110,8 +110,6 @@ def report(ranks: Mapping[int, Floats]) -> None:
 
 def table(ranks: Mapping[int, Floats]) -> Any:
     """The figures as a `rich` table, a row for each rank."""
-    from rich.table import Column, Table
-
     shown = Table(*(Column(name, justify="right") for name in ("rank", "", *COLUMNS)), show_lines=True)
     for rank, figures in sorted(ranks.items()):
         seconds, shares, medians = _parts(figures)

@@ -7,10 +7,10 @@ from functools import partial
 from typing import TypeVar
 
 import numpy as np
-import torch
 
 from hpcfl.algorithms import IteratedReduction
 from hpcfl.base.device_copy import on_device
+from hpcfl.base.lazy import torch
 from hpcfl.base.types import Floats, Ints, State
 from hpcfl.engine.chunk_batches import Part
 from hpcfl.engine.iterated import blank, iterate, keep
@@ -18,8 +18,8 @@ from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.record import Record, released
 from hpcfl.engine.rounds import Rounds
 from hpcfl.engine.uneven import evenly
+from hpcfl.learning import batchnorm
 from hpcfl.learning.batches import Visits
-from hpcfl.learning.batchnorm import with_statistics
 from hpcfl.mpi.placement import Chunk
 from hpcfl.mpi.transport import Alone, Personal, Saved, Transport, arrays
 from hpcfl.schedule.plan import Arrivals, Plan
@@ -145,7 +145,7 @@ class Simulated(Rounds):
         if self.job.task.gathers:
             mine = np.array([client for chunk in self.mine for client in chunk.clients.tolist()], dtype=np.int64)
             found = self.transport.reduce(self.job.statistics(now.shared, mine))
-            gathered = with_statistics(self.job.task, now.shared, found) if self.serves else now.shared
+            gathered = batchnorm.with_statistics(self.job.task, now.shared, found) if self.serves else now.shared
             now.shared = self.transport.invite(gathered)
         sums = np.zeros((self.job.scores, self.job.config.clients))
         hosted = [(chunk.clients, now.personal[chunk.number]) for chunk in self.mine]

@@ -7,26 +7,29 @@ from copy import copy
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from hpcfl.algorithms import ServerState
 from hpcfl.base.blame import blaming, place_of
 from hpcfl.base.errors import RunError, in_place, listed
+from hpcfl.base.lazy import torch
 from hpcfl.data import Federation
 from hpcfl.engine.border import differing, kind, like, samples_of
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.uneven import Sent, collected
+from hpcfl.learning import build
 from hpcfl.learning.batches import Visits
-from hpcfl.learning.build import check_outputs
 from hpcfl.learning.evaluate import server_scores
 from hpcfl.learning.task import Task
-from hpcfl.models.modules.tracing import seeded
+from hpcfl.models.modules import tracing
 from hpcfl.sums.guard import METRIC
 from hpcfl.sums.message import Arrived, ExactSums, Message
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 AT_ONCE = 32  # samples of the batch on which model and loss are tried
 SMALL = 2**26  # bytes of data that may be made twice
@@ -59,7 +62,7 @@ def tried(job: Job, now: Progress, data_dir: Path | None) -> None:
     def first() -> str:
         return " in round 0"
 
-    with seeded(0):
+    with tracing.seeded(0):
         task.hold(clients)
         if own.keys() - {"algorithm.name"}:
             with blaming(first, ("model.name", "task.loss", "data.name")):
@@ -89,7 +92,9 @@ def _try_batch(task: Task, visits: Visits, own: Mapping[str, str]) -> None:
     if not outputs.isfinite().all():
         features = "" if batch.x.isfinite().all() else f", as are features of client {client}"
         refuse(f"outputs are not finite{features}", *(("data.name",) if features else ()), "model.name", "data.name")
-    check_outputs(task.loss, outputs[0], batch.y[0], task.federation.classes, f"model.name = '{own.get('model.name')}'")
+    build.check_outputs(
+        task.loss, outputs[0], batch.y[0], task.federation.classes, f"model.name = '{own.get('model.name')}'"
+    )
     found, losses = task.gradients(params, batch)
     if not losses.isfinite().all():
         refuse(f"the loss is {losses.tolist()[0]}, expected a finite one", "task.loss", "data.name", "model.name")
@@ -195,7 +200,7 @@ def _try_server(job: Job, now: Progress, visits: Visits, sent: Iterable[Message]
         said = kind(metrics) if not isinstance(metrics, Mapping) else listed(map(repr, metrics))
         border.refuse(f"metrics returned {said}, expected numbers by the names in metric_columns")
     for name, value in metrics.items():
-        if not isinstance(value, int | float | np.number | Tensor):
+        if not isinstance(value, int | float | np.number | torch.Tensor):
             border.refuse(f"metrics returned {kind(value)} as '{name}', expected a number")
 
 

@@ -14,15 +14,16 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from hpcfl.base.device_copy import on_device
+from hpcfl.base.lazy import torch
 from hpcfl.base.types import Ints, State
 from hpcfl.learning.batches import Uneven, Visits
 from hpcfl.learning.task import Task
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from hpcfl.algorithms.base import Client
     from hpcfl.sums.message import Message
 

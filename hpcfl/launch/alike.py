@@ -21,6 +21,7 @@ from hpcfl.base.errors import UsageError, listed
 from hpcfl.base.loaded import OURS
 from hpcfl.base.plugins import digests
 from hpcfl.launch.failure import raise_together
+from hpcfl.mpi.waiting import tell, texts
 
 if TYPE_CHECKING:
     from hpcfl.config import Config
@@ -79,8 +80,6 @@ def builds(comm: Any) -> list[dict[str, str]]:
     """
     if comm is None:
         return []
-    from hpcfl.mpi.waiting import texts
-
     return [json.loads(text) for text in texts(comm, json.dumps(build()))]
 
 
@@ -124,8 +123,6 @@ def check_code(config: Config, ranks: Any) -> None:
     code = raise_together(ranks, lambda: config.code)
     if ranks is None or not code:
         return
-    from hpcfl.mpi.waiting import tell
-
     who = f"rank {ranks.Get_rank()} on {socket.gethostname()}"
     first = json.loads(tell(ranks, json.dumps(code)))
 

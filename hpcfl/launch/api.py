@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcfl import store
 from hpcfl.base.errors import ErrorOnOtherRank, RunError, UsageError
+from hpcfl.base.lazy import torch
 from hpcfl.base.memory import LARGE_PAGES
 from hpcfl.engine import stopping
 from hpcfl.launch.request import default_folder, run_request
@@ -180,8 +181,6 @@ def _left_as_it_was() -> Iterator[None]:
             if value is not None:
                 os.environ[name] = value
         if "torch" in sys.modules:
-            import torch
-
             torch.set_num_threads(threads or int(environ[THREADS] or len(cores())))
 
 

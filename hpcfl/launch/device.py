@@ -8,8 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from hpcfl.base.lazy import torch
 from hpcfl.launch.failure import raise_together
 from hpcfl.mpi.devices import NAME_BYTES, check_shared, chosen, described
+from hpcfl.mpi.waiting import names
 
 if TYPE_CHECKING:
     from hpcfl.config import Config
@@ -32,8 +34,6 @@ def placed(config: Config, comm: Any, hosts: Sequence[str]) -> tuple[str, list[s
     own = raise_together(comm, lambda: chosen(getattr(config, key), key, hosts[:rank].count(hosts[rank])))
     if comm is None:
         return own, [described(own)]
-    from hpcfl.mpi.waiting import names
-
     devices = names(comm, described(own), NAME_BYTES)
     raise_together(comm, lambda: check_shared(devices, hosts, config.ranks_per_device))
     return own, devices
@@ -57,8 +57,6 @@ def fixed_arithmetic(wanted: bool) -> Iterator[None]:
     if not wanted:
         yield
         return
-    import torch
-
     backends: Any = torch.backends
     deterministic: Any = torch.utils.deterministic
     cudnn, matmul = backends.cudnn, backends.cuda.matmul

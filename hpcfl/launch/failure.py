@@ -19,6 +19,7 @@ from hpcfl import store
 from hpcfl.base.blame import blamed, blaming
 from hpcfl.base.errors import ErrorOnOtherRank, RunError, UserError
 from hpcfl.mpi.launcher import checked_world, end_job, launched
+from hpcfl.mpi.waiting import settle
 from hpcfl.store.atomic import keep_open, number_of
 
 T = TypeVar("T")
@@ -39,8 +40,6 @@ def raise_together(comm: Any, make: Callable[[], T]) -> T:
     if comm is None:
         with blaming():
             return make()
-    from hpcfl.mpi.waiting import settle
-
     error: Exception | None = None
     made = None
     try:
@@ -59,8 +58,6 @@ def speaks(error: UserError) -> bool:
     try:
         comm = checked_world()[0]
         if comm is not None:
-            from hpcfl.mpi.waiting import settle
-
             settle(comm, error)
     except ErrorOnOtherRank:
         return False

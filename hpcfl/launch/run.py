@@ -31,20 +31,36 @@ from hpcfl.base.errors import (
     listed,
     refusal,
 )
+from hpcfl.base.lazy import MPI, torch
 from hpcfl.base.loaded import renew
 from hpcfl.base.memory import prefer_large_pages
 from hpcfl.base.types import Computing, State
+from hpcfl.data.absent import about_samples
 from hpcfl.engine import stopping
+from hpcfl.engine.checkpointing import Saver, restored, write_part
 from hpcfl.engine.hangs import Moves, watched
+from hpcfl.engine.job import Job
+from hpcfl.engine.loop import run
 from hpcfl.engine.profile import Phases, Profile, gathered, report
+from hpcfl.engine.progress import Reporter
+from hpcfl.engine.record import Recorder, about_clients, about_model
+from hpcfl.engine.recorded_columns import columns
+from hpcfl.engine.simulated import Simulated
+from hpcfl.engine.trial import tried
 from hpcfl.launch.alike import builds, check_builds, check_code, other_code, package_digest
 from hpcfl.launch.device import fixed_arithmetic, other_device, placed
 from hpcfl.launch.failure import ERROR_FILE, GIVE_UP_SECONDS, fail, noted, raise_together
 from hpcfl.launch.request import RunRequest
 from hpcfl.launch.shared_data import read_once
+from hpcfl.mpi.channel import connect
+from hpcfl.mpi.collective import Collective, Profiled
 from hpcfl.mpi.cores import Processors, processors, shares, threads
 from hpcfl.mpi.launcher import end_job, has_ulfm, library
 from hpcfl.mpi.placement import check_communicators, check_there, lane_topologies
+from hpcfl.mpi.transport import Alone
+from hpcfl.mpi.waiting import Patience, Roll, names, tell, texts
+from hpcfl.realtime import start
+from hpcfl.realtime.watchdog import Noticeboard, Watchdog
 from hpcfl.schedule.arrivals import Flights
 from hpcfl.schedule.doubling import Stage
 from hpcfl.store.atomic import PREFIX, number_of
@@ -53,10 +69,9 @@ from hpcfl.sums.guard import Norms, Watch
 
 if TYPE_CHECKING:
     from hpcfl.config import Config
-    from hpcfl.engine.job import Job, Progress
+    from hpcfl.engine.job import Progress
     from hpcfl.engine.rounds import Rounds
     from hpcfl.mpi.transport import Transport
-    from hpcfl.realtime.watchdog import Noticeboard, Watchdog
 
 
 def launch(
@@ -81,8 +96,6 @@ def launch(
             comm, lambda: None if comm is not None and comm.Get_rank() else _decided(decide, found, allow_mixed)
         )
         if comm is not None:
-            from hpcfl.mpi.waiting import tell
-
             # not by pydantic's own JSON, which refuses paths that are not UTF-8
             text = tell(comm, json.dumps(request.model_dump(mode="json") if request else None))
             fields = json.loads(text)
@@ -152,21 +165,14 @@ def _roll(config: Config, comm: Any, hosts: list[str]) -> Any:
     """The communicator with which the job starts, or what stands for it where some ranks may be missing."""
     if comm is None or config.start_within is None:
         return comm
-    from hpcfl.mpi.channel import connect
-    from hpcfl.mpi.waiting import Roll
-
     arrivals = config.participation.by_arrivals
     return Roll(comm, config.start_within, connect(comm, config.lane_width, hosts, has_ulfm(comm), arrivals))
 
 
 def _board(comm: Any, hosts: list[str]) -> Noticeboard:
     """What this rank shares with the others of its host, of which the first offers it."""
-    from hpcfl.realtime.watchdog import Noticeboard
-
     if comm is None:
         return Noticeboard()
-    from hpcfl.mpi.waiting import names
-
     first = hosts.index(hosts[comm.Get_rank()])
     own = Noticeboard.offered() if comm.Get_rank() == first else None
     words = names(comm, own.words if own else "")[first]
@@ -193,15 +199,8 @@ def _prepared(
     config: Config, request: RunRequest, comm: Any, hosts: list[str], device: str, count: int, share: float
 ) -> tuple[Job, Progress]:
     """The job, and where this rank begins; it has `count` threads, and a `share` of its host's cores."""
-    import torch
-
-    from hpcfl.engine.job import Job
-    from hpcfl.engine.recorded_columns import columns
-
     rank, size = (0, 1) if comm is None else (comm.Get_rank(), comm.Get_size())
     if comm is not None:
-        from hpcfl.mpi.waiting import Patience
-
         Patience.crowd = 1 / share
 
     def check() -> None:
@@ -222,8 +221,6 @@ def _prepared(
         job, now = raise_together(comm, make)
     if comm is None:
         return job, now
-    from hpcfl.mpi.waiting import tell
-
     decided = cast("Computing", tell(comm, job.task.computing))  # rank 0's: others may be other machines
     return (job, now) if decided == job.task.computing else make(decided)
 
@@ -250,8 +247,6 @@ def _set_threads(config: Config, share: float) -> int:
 
 def _check_mpi(config: Config, comm: Any, hosts: list[str]) -> None:
     if config.clock == "wall" and comm is not None:
-        from mpi4py import MPI
-
         check_communicators(library(MPI.Get_library_version()), config.lane_width, hosts)
     keys = {"fault_tolerance": ("ulfm", "auto"), "lost_clients": ("rehost", "drop")}
     for key, (wanted, instead) in keys.items():
@@ -274,8 +269,6 @@ def _in_step(
     job: Job, request: RunRequest, now: Progress, comm: Any, processes: list[tuple[str, str]], phases: Phases
 ) -> Stopped | None:
     """Run in simulated time: all ranks in step, until those of the clients are released."""
-    from hpcfl.engine.simulated import Simulated
-
     transport = _transport(comm, phases)
     stop = stopping.Stop(request.folder, transport.serves)
     rounds = Simulated(job, transport, now.round, _see_one_folder(request.folder, comm, processes))
@@ -296,8 +289,6 @@ def _see_one_folder(folder: Path, comm: Any, processes: list[tuple[str, str]]) -
     """Whether all ranks see the run folder that rank 0 has opened; where one does not, that is said once."""
     if comm is None:
         return True
-    from hpcfl.mpi.waiting import names
-
     seen = names(comm, str(_mark(folder, processes).exists()))
     blind = [f"rank {rank}" for rank, word in enumerate(seen) if word != str(True)]
     if blind and comm.Get_rank() == 0:
@@ -313,11 +304,7 @@ def _mark(folder: Path, processes: list[tuple[str, str]]) -> Path:
 
 def _transport(comm: Any, phases: Phases) -> Transport:
     if comm is None:
-        from hpcfl.mpi.transport import Alone
-
         return Alone()
-    from hpcfl.mpi.collective import Collective, Profiled
-
     return Profiled(comm, phases.phase) if isinstance(phases, Profile) else Collective(comm)
 
 
@@ -331,11 +318,6 @@ def _in_real_time(
     board: Noticeboard,
 ) -> Stopped | None:
     """Run in real time: the server leads, the client ranks do what they are asked."""
-    from hpcfl.engine.checkpointing import write_part
-    from hpcfl.mpi.waiting import Roll
-    from hpcfl.realtime import start
-    from hpcfl.realtime.watchdog import Watchdog
-
     apart = _see_one_folder(request.folder, comm, processes)
     connected, absent = None, dict[int, str]()
     if isinstance(comm, Roll):
@@ -383,11 +365,6 @@ def _run_rounds(
     stop: stopping.Stop,
 ) -> Stopped | None:
     """Run the rounds that are left, recorded by the server; return why not all of them, if so."""
-    from hpcfl.engine.checkpointing import Saver
-    from hpcfl.engine.loop import run
-    from hpcfl.engine.progress import Reporter
-    from hpcfl.engine.record import Recorder
-
     recorder = stopped = None
     if rounds.serves:
         reporter = Reporter(job.config.rounds, now.round, job.config.clock, request.quiet)
@@ -438,10 +415,6 @@ def _begun(job: Job, request: RunRequest, rank: int) -> Progress:
 
 def _taken_up(now: Progress, path: Path, job: Job, rank: int) -> None:
     """Set a rank to where a checkpoint was written."""
-    import torch
-
-    from hpcfl.engine.checkpointing import restored
-
     now.saved = path
     saved = store.load(path, personal=False)
     now.round, now.stage = saved.round, Stage.of(saved.clock)
@@ -465,8 +438,6 @@ def _taken_up(now: Progress, path: Path, job: Job, rank: int) -> None:
 
 def _saved(job: Job, path: Path) -> Iterator[tuple[int, State]]:
     """Yield all clients and the personal state that a checkpoint has of them."""
-    from hpcfl.engine.checkpointing import restored
-
     for chunk in job.chunks:
         for client, held in store.load_personal(path, chunk.clients.tolist()).items():
             yield client, restored(job.like(client), held)
@@ -482,8 +453,6 @@ def _opened(
     ranks: Any,
 ) -> None:
     """Try what of a new run is the user's; make the run folder, or take it up again, if enough ranks are there."""
-    from hpcfl.engine.trial import tried
-
     if request.new:
         tried(job, now, request.data_dir)
     if absent := getattr(ranks, "absent", None):
@@ -497,9 +466,6 @@ def _open(
     """Make the run folder, or take it up again."""
     folder, hosts = request.folder, [host for host, _ in processes]
     if request.new:
-        from hpcfl.data.absent import about_samples
-        from hpcfl.engine.record import about_clients, about_model
-
         attributes = {"config": request.config, "data_dir": str(request.data_dir or ""), "hosts": json.dumps(hosts)}
         attributes |= {"devices": json.dumps(devices), "chunk": str(job.chunk)}
         attributes["threads"] = json.dumps([int(count) for count in counts])
@@ -577,8 +543,6 @@ def _told(comm: Any, text: str) -> list[str]:
     """Every rank's text, whole, in the order of the ranks."""
     if comm is None:
         return [text]
-    from hpcfl.mpi.waiting import texts
-
     return texts(comm, text)
 
 

@@ -8,7 +8,9 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from hpcfl.base.errors import RunError
+from hpcfl.data.shared import attach, shared
 from hpcfl.launch.failure import raise_together
+from hpcfl.mpi.waiting import names
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,8 +39,6 @@ def read_once(
     with ExitStack() as stack:
 
         def offered() -> str:
-            from hpcfl.data.shared import shared
-
             first()
             if len(here) == 1 or rank != here[0]:
                 return ""
@@ -49,16 +49,12 @@ def read_once(
         if len({*hosts}) == len(hosts):
             yield None
             return
-        from hpcfl.mpi.waiting import names
-
         text = names(comm, own)[here[0]]
         yield _mapped(config, text, rank == here[min(1, len(here) - 1)]) if text else None
 
 
 def _mapped(config: Config, text: str, speaks: bool) -> Federation | None:
     """The federation that lies where a text says; where it cannot be reached, one rank of the host says so."""
-    from hpcfl.data.shared import attach
-
     try:
         return attach(text, config.data)
     except RunError as error:

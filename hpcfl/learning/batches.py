@@ -6,17 +6,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from threading import Event
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from hpcfl.base.device_copy import on_device
+from hpcfl.base.lazy import torch
 from hpcfl.base.rng import StepKey, keyed_in_turn
 from hpcfl.base.types import Floats, Ints, State
 from hpcfl.learning.samples import Samples
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 PHASE_STEPS = 2**32  # more steps than a phase of a visit has
 PHASES = 2**16  # more phases than a visit has
@@ -287,7 +289,7 @@ def crop_and_flip(x: Tensor, key: StepKey, fill: float) -> Tensor:
     columns = corners[:, 1:] + np.arange(width)
     columns = np.where(drawn[:, 2:] < 0.5, columns[:, ::-1], columns)
     down, across = (on_device(torch.from_numpy(index), x.device) for index in (rows, columns))
-    padded = F.pad(x.flatten(0, 1), (PADDING,) * 4, value=fill)
+    padded = torch.nn.functional.pad(x.flatten(0, 1), (PADDING,) * 4, value=fill)
     sample = torch.arange(len(padded), device=x.device)[:, None, None, None]
     colour = torch.arange(channels, device=x.device)[:, None, None]
     return padded[sample, colour, down[:, None, :, None], across[:, None, None, :]].view(x.shape)

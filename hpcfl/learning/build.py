@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from hpcfl.data import Federation
 from hpcfl.data.absent import Absent
 from hpcfl.data.base import Piece
 from hpcfl.learning.config import TaskConfig
+from hpcfl.learning.initial_values import InitialFile
 from hpcfl.learning.loss import PerSample, class_axis
 from hpcfl.models import Model, ModuleModel
 from hpcfl.models.modules.layers import Layer
@@ -27,8 +28,6 @@ from hpcfl.models.modules.narrow import NORMS
 from hpcfl.models.modules.tracing import examined
 
 MOST = 2**20  # numbers of an integer buffer that all clients tell together
-if TYPE_CHECKING:
-    from hpcfl.learning.initial_values import InitialFile
 
 TRIAL = 3  # samples on which a module is tried
 

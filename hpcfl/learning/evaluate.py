@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn.modules.module import register_module_forward_hook
 
 from hpcfl.base.device_copy import on_host
+from hpcfl.base.lazy import no_grad, torch
 from hpcfl.base.types import Floats, Ints, State
 from hpcfl.learning.samples import Padded
 from hpcfl.learning.task import TEST_BATCH, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 BATCH_BYTES = 2**26  # of samples and of the largest tensor made of them, in one forward pass
 FEW = 2  # samples on which it is found out what one costs
@@ -25,7 +27,7 @@ def client_scores(task: Task, params: State, clients: Ints) -> Floats:
     return found
 
 
-@torch.no_grad()
+@no_grad
 def client_sums(task: Task, params: State, clients: Ints) -> Tensor:
     """The same, float64, on the device that computes, which is not waited for."""
     sums = torch.zeros(1 + len(task.metrics), len(clients), dtype=torch.float64, device=task.device)
@@ -37,7 +39,7 @@ def client_sums(task: Task, params: State, clients: Ints) -> Tensor:
     return sums
 
 
-@torch.no_grad()
+@no_grad
 def client_finite(task: Task, params: State, clients: Ints) -> Floats:
     """How many of the clients' own test samples have an output that is finite, ``[c]``."""
     sums = np.zeros(len(clients))
@@ -46,7 +48,7 @@ def client_finite(task: Task, params: State, clients: Ints) -> Floats:
     return sums
 
 
-@torch.no_grad()
+@no_grad
 def server_scores(task: Task, shared: State) -> tuple[Floats, int] | None:
     """The same of the global test set, ``[1 + metrics]``, and its size; None without samples or a whole model."""
     if not _whole(task, shared) or task.server_test is None:
@@ -58,7 +60,7 @@ def server_scores(task: Task, shared: State) -> tuple[Floats, int] | None:
     return on_host([sums])[0].numpy(), len(task.server_test[1])
 
 
-@torch.no_grad()
+@no_grad
 def server_finite(task: Task, shared: State) -> float:
     """How many samples of the global test set have an output that is finite."""
     params = {name: value.unsqueeze(0) for name, value in shared.items()}
@@ -74,7 +76,7 @@ def _server_batches(task: Task, params: State) -> Iterator[tuple[Tensor, Tensor,
         yield x, y, torch.ones(y.shape[:2], dtype=torch.bool, device=y.device)
 
 
-@torch.no_grad()
+@no_grad
 def client_objectives(task: Task, params: State, clients: Ints) -> Floats:
     """Each client's sum of losses over its training samples, each with the penalty, float64 ``[c]``."""
     there = torch.zeros(len(clients), dtype=torch.float64, device=task.device)
@@ -87,7 +89,7 @@ def client_objectives(task: Task, params: State, clients: Ints) -> Floats:
     return sums
 
 
-@torch.no_grad()
+@no_grad
 def server_objective(task: Task, shared: State) -> tuple[float, int]:
     """The same of the server's own samples, and how many they are; both 0 without samples or without a whole model."""
     held = task.server_batch() if _whole(task, shared) else None
@@ -139,9 +141,9 @@ def _fitting(task: Task, params: State, x: Tensor) -> int:
 
         def note(_module: Any, inputs: Any, output: Any) -> None:  # some modules are computed without being called
             parts = [*inputs, *(output if isinstance(output, tuple) else [output])]
-            sizes.extend(part.nbytes for part in parts if isinstance(part, Tensor))
+            sizes.extend(part.nbytes for part in parts if isinstance(part, torch.Tensor))
 
-        handle = register_module_forward_hook(note)
+        handle = torch.nn.modules.module.register_module_forward_hook(note)
         try:
             note(None, (), task.forward({name: value[:1] for name, value in params.items()}, few))
         finally:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from threading import Event, Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
+from hpcfl.base.lazy import torch
 from hpcfl.base.types import State
 from hpcfl.learning.batches import RoundClosed
-from hpcfl.models.modules.module import Whole
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hpcfl.models.modules.module import Whole
 
 
 def as_ready(

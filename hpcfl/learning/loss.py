@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from hpcfl.base.errors import RunError, UsageError, in_place
+from hpcfl.base.lazy import torch
 from hpcfl.base.plugins import outside, reason
 from hpcfl.base.rng import StepKey
 from hpcfl.learning.batches import Batch
 from hpcfl.learning.config import FORM
-from hpcfl.models.modules.tracing import draws, seeded
+from hpcfl.models.modules import tracing
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class PerSample:
@@ -43,14 +44,14 @@ class PerSample:
             with self._keyed(key, row, y.device):
                 # contiguous: what randn_like fills first follows from the layout, and that from how clients are batched
                 real = self._of_one(outputs[row, :size].contiguous(), y[row, :size])
-            rows.append(F.pad(real, (0, width - size)))
+            rows.append(torch.nn.functional.pad(real, (0, width - size)))
         return torch.stack(rows)
 
     def _keyed(self, key: StepKey | None, row: int, device: torch.device) -> AbstractContextManager[None]:
         """Return a block in which what is drawn is a client's own."""
         if not self._draws:
             return nullcontext()
-        return seeded(0 if key is None else key.as_seed("loss", row), device)
+        return tracing.seeded(0 if key is None else key.as_seed("loss", row), device)
 
     def _of_one(self, outputs: Tensor, y: Tensor) -> Tensor:
         if not len(y):
@@ -81,15 +82,15 @@ class PerSample:
         if self.ours:
             return
         try:
-            self._draws = draws(lambda: self._of_one(outputs, y))
+            self._draws = tracing.draws(lambda: self._of_one(outputs, y))
         except RunError as error:
             raise UsageError(str(error)) from error.__cause__
 
 
 def _wrong(found: object, outputs: Tensor, y: Tensor, versions: tuple[int, int]) -> str:
     """Return what is wrong with what a function has made of one client's samples, "" if nothing is."""
-    got = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
-    if not isinstance(found, Tensor) or got != [len(y)]:
+    got = list(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+    if not isinstance(found, torch.Tensor) or got != [len(y)]:
         return f"expected a value per sample, a tensor [{len(y)}], got {got}; did you mean reduction = 'none'?"
     if found.is_complex() or (outputs.requires_grad and not found.requires_grad):
         what = str(found.dtype) if found.is_complex() else "some without a gradient"
@@ -120,7 +121,7 @@ def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
     if axis is None:
         raise _misfit("cross-entropy", outputs, y, "the labels' shape and an axis of classes")
     outputs = outputs if axis == -1 else outputs.movedim(axis, -1)
-    each = F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none").view(y.shape)
+    each = torch.nn.functional.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none").view(y.shape)
     return each.flatten(2).mean(2) if y.dim() > 2 else each
 
 

@@ -7,14 +7,14 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from hpcfl.base.lazy import torch
 from hpcfl.base.types import State
+from hpcfl.learning import fused
 from hpcfl.learning.batches import Batches
-from hpcfl.learning.fused import Gradients, Product
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from hpcfl.learning.batches import Batch, Visits
     from hpcfl.learning.task import Objective, Task
 
@@ -44,7 +44,7 @@ class Optimizer(ABC):
         """The memory before the first step; empty for none."""
 
     @abstractmethod
-    def apply(self, params: State, gradients: Gradients, memory: State, active: Tensor | None = None) -> None:
+    def apply(self, params: State, gradients: fused.Gradients, memory: State, active: Tensor | None = None) -> None:
         """Take one step in place; of the clients `active` (bool ``[c]``) only, None: of all. Gradients are used up."""
 
     def train(
@@ -77,9 +77,9 @@ class Optimizer(ABC):
         self.apply(learn, gradients, memory, batch.active())
         return loss
 
-    def penalised(self, name: str, gradient: Tensor | Product, params: State) -> Tensor:
+    def penalised(self, name: str, gradient: Tensor | fused.Product, params: State) -> Tensor:
         """Return a gradient with the penalty's part, which is added in place."""
-        formed = gradient.formed() if isinstance(gradient, Product) else gradient
+        formed = gradient.formed() if isinstance(gradient, fused.Product) else gradient
         decay = self.decay_of(name)
         return formed.add_(params[name], alpha=decay) if decay else formed
 
@@ -98,10 +98,10 @@ class Sgd(Optimizer):
     def init(self, params: State) -> State:
         return zeros(params) if self.momentum else {}
 
-    def apply(self, params: State, gradients: Gradients, memory: State, active: Tensor | None = None) -> None:
+    def apply(self, params: State, gradients: fused.Gradients, memory: State, active: Tensor | None = None) -> None:
         changes: State = {}
         for name, gradient in gradients.items():
-            if isinstance(gradient, Product) and active is None:
+            if isinstance(gradient, fused.Product) and active is None:
                 self._take(params[name], gradient, memory.get(name), self.decay_of(name))
                 continue
             gradient = self.penalised(name, gradient, params)
@@ -123,7 +123,7 @@ class Sgd(Optimizer):
         # by one operation, where a device has such
         torch._foreach_add_([params[name] for name in changes], list(changes.values()), alpha=-self.lr)
 
-    def _take(self, value: Tensor, gradient: Product, velocity: Tensor | None, decay: float) -> None:
+    def _take(self, value: Tensor, gradient: fused.Product, velocity: Tensor | None, decay: float) -> None:
         """Take one tensor's step within the product."""
         if velocity is None:
             gradient.added_to(value, 1 - self.lr * decay, -self.lr)
@@ -139,7 +139,7 @@ class Shifted(Sgd):
     shift: State = field(default_factory=dict, kw_only=True)
     """What is added to the gradients, ``{name: [c, …]}``."""
 
-    def apply(self, params: State, gradients: Gradients, memory: State, active: Tensor | None = None) -> None:
+    def apply(self, params: State, gradients: fused.Gradients, memory: State, active: Tensor | None = None) -> None:
         super().apply(params, gradients, memory, active)
         for name in gradients:
             shift = self.shift[name]
@@ -157,7 +157,7 @@ class Adam(Optimizer):
         moments = {f"{kind} {name}": torch.zeros_like(value) for name, value in params.items() for kind in ("m", "v")}
         return moments | {"steps": next(iter(params.values())).new_zeros(_clients(params))}
 
-    def apply(self, params: State, gradients: Gradients, memory: State, active: Tensor | None = None) -> None:
+    def apply(self, params: State, gradients: fused.Gradients, memory: State, active: Tensor | None = None) -> None:
         steps = memory["steps"]
         steps += 1 if active is None else active.to(steps.dtype)
         scale = self.lr * (1 - self.betas[1] ** steps).sqrt() / (1 - self.betas[0] ** steps)
@@ -180,15 +180,15 @@ class Adam(Optimizer):
 class AdamW(Adam):
     """Adam whose penalty is in no gradient: weights shrink by lr·λ before a step (Loshchilov & Hutter, 2019)."""
 
-    def apply(self, params: State, gradients: Gradients, memory: State, active: Tensor | None = None) -> None:
+    def apply(self, params: State, gradients: fused.Gradients, memory: State, active: Tensor | None = None) -> None:
         for name in gradients:
             if shrinks := self.lr * self.decay_of(name):
                 value = params[name]
                 value.mul_(1 - shrinks if active is None else 1 - shrinks * column(active, value).to(value.dtype))
         super().apply(params, gradients, memory, active)
 
-    def penalised(self, name: str, gradient: Tensor | Product, params: State) -> Tensor:
-        return gradient.formed() if isinstance(gradient, Product) else gradient
+    def penalised(self, name: str, gradient: Tensor | fused.Product, params: State) -> Tensor:
+        return gradient.formed() if isinstance(gradient, fused.Product) else gradient
 
 
 @dataclass(frozen=True)

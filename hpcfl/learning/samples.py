@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from hpcfl.base.device_copy import memory_of, on_device
+from hpcfl.base.lazy import torch
 from hpcfl.base.memory import let_go
 from hpcfl.base.types import Ints, Shape
 from hpcfl.data import Federation
 from hpcfl.data.base import Inputs, Labels
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 TEST_SHARE = 16  # the global test set takes at most this part of the memory of a device that is not the CPU
 
@@ -120,7 +122,7 @@ class Padded(NamedTuple):
     @classmethod
     def of(cls, parts: Sequence[tuple[Tensor, Tensor]]) -> Padded:
         """Pad each client's features and labels."""
-        x, y = (pad_sequence(list(each), batch_first=True) for each in zip(*parts))
+        x, y = (torch.nn.utils.rnn.pad_sequence(list(each), batch_first=True) for each in zip(*parts))
         sizes = torch.tensor([len(part) for _, part in parts])
         return cls(x, y, (torch.arange(x.shape[1]) < sizes[:, None]).to(x.device), sizes.tolist())
 

@@ -12,35 +12,34 @@ from copy import copy
 from functools import partial
 from math import prod
 from threading import Event
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from hpcfl.base.device_copy import on_device
 from hpcfl.base.errors import UsageError
+from hpcfl.base.lazy import no_grad, torch
 from hpcfl.base.rng import StepKey
 from hpcfl.base.types import Computing, Floats, Ints, State
 from hpcfl.data import Federation
+from hpcfl.learning import build, fused
 from hpcfl.learning.batches import Batch, Batches, Visits
-from hpcfl.learning.build import Start, check_outputs, made_up, trial, units
 from hpcfl.learning.config import TaskConfig
-from hpcfl.learning.fused import Fused, Gradients, formed, one_client
 from hpcfl.learning.layerwise import as_ready
 from hpcfl.learning.loss import PerSample
 from hpcfl.learning.samples import Held, Samples
-from hpcfl.models import Model
+from hpcfl.models import Model, modules
 from hpcfl.models.latent import EMBED
-from hpcfl.models.modules.layers import Layer, Tape
-from hpcfl.models.modules.module import Whole
-from hpcfl.models.modules.tracing import CLOSE, DECIDED
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
 
 TEST_BATCH = 1000  # rows per forward pass outside training
 DEFAULT = TaskConfig()
 SERVER = -1  # stands for the server among client ids: the last place
 Precision = Literal["single", "double"]
-Objective = Callable[[State, Batch], Tensor]
+Objective = Callable[[State, Batch], "Tensor"]
 """What is minimised: from parameters ``{name: [c, …]}`` and a batch to each client's value, ``[c]``."""
 
 
@@ -86,35 +85,37 @@ class Task(Held):
         self.loss = PerSample("task.loss", kind.loss)
         self.metrics = {column: PerSample("task.metrics", name) for column, name in zip(kind.columns, kind.metrics)}
         how = self.dtype, self.device, kind, "vmapped" if computing == "fused" else computing
-        built = {shape: units(model, federation, shape, seed, *how) for shape in dict.fromkeys(federation.shapes)}
+        built = {shape: build.units(model, federation, shape, seed, *how) for shape in dict.fromkeys(federation.shapes)}
         # what a layer computes follows from the parameters that it is given: those of one shape serve all clients
         self.layers = built[federation.shapes[0]]
         drawn = {
             shape: {name: value.detach().to(self.device) for layer in layers for name, value in layer.tensors.items()}
             for shape, layers in built.items()
         }
-        self.start = Start(drawn, federation, model.initial, precision, members)
+        self.start = build.Start(drawn, federation, model.initial, precision, members)
         self.oracle_calls: Ints = np.zeros(federation.clients + 1, dtype=np.int64)
-        x, y = made_up(federation.shapes[0], federation.classes, self.dtype)
+        x, y = build.made_up(federation.shapes[0], federation.classes, self.dtype)
         if kind.own or self.whole is not None:
-            x, y = trial(federation, self.dtype)
+            x, y = build.trial(federation, self.dtype)
             self._try_out(model.name, x, y)
         found = None if self.whole is None else self.whole.found
         self.computing, self.why = ("vmapped", "a chain of layers") if found is None else (found.computing, found.why)
-        self.fused: Fused | None = None
-        stack = Fused.of(self.layers, self.loss, x, y) if computing in (None, "fused") else None
+        self.fused: fused.Fused | None = None
+        stack = fused.Fused.of(self.layers, self.loss, x, y) if computing in (None, "fused") else None
         if stack is not None:
             self._fuse(stack, x, y, computing is not None)
 
-    def _fuse(self, stack: Fused, x: Tensor, y: Tensor, decided: bool) -> None:
+    def _fuse(self, stack: fused.Fused, x: Tensor, y: Tensor, decided: bool) -> None:
         """Compute the model as a stack if that was decided, or gives autograd's gradients on samples ``[B, …]``."""
         initial = self.start.drawn[tuple(x.shape[1:])]
-        params, batch = one_client(initial, x.to(self.device), y.to(self.device), self.seed)
+        params, batch = fused.one_client(initial, x.to(self.device), y.to(self.device), self.seed)
         apart = 0.0 if decided else stack.apart(self.gradients(params, batch)[0], params, batch)
         self.oracle_calls[:] = 0
-        if apart <= CLOSE:
+        if apart <= modules.tracing.CLOSE:
             self.fused, self.computing = stack, "fused"
-            self.why = DECIDED if decided else "a stack of linear layers; its gradients are those of the loop"
+            self.why = (
+                modules.tracing.DECIDED if decided else "a stack of linear layers; its gradients are those of the loop"
+            )
         else:
             self.why += f"; fused, its gradients would differ from the loop's by {apart:.1g}"
 
@@ -124,14 +125,14 @@ class Task(Held):
         outputs = self.outputs(params, x.to(self.device)).cpu()  # where random numbers are noticed
         for each in (self.loss, *self.metrics.values()):
             each.tried(outputs, y)
-        check_outputs(self.loss, outputs, y, self.federation.classes, f"model.name = '{model}'")
+        build.check_outputs(self.loss, outputs, y, self.federation.classes, f"model.name = '{model}'")
 
     # the model
 
     @property
-    def whole(self) -> Whole | None:
+    def whole(self) -> modules.module.Whole | None:
         """The module that is the whole model; None for a chain of layers."""
-        return unit if isinstance(unit := self.layers[0], Whole) else None
+        return unit if isinstance(unit := self.layers[0], modules.module.Whole) else None
 
     @property
     def buffer_names(self) -> tuple[str, ...]:
@@ -151,7 +152,7 @@ class Task(Held):
     @property
     def heavy(self) -> bool:
         """Whether there are layers that take so long that computing clients together gains next to nothing."""
-        return any(isinstance(layer, Layer) and layer.heavy for layer in self.layers)
+        return any(isinstance(layer, modules.layers.Layer) and layer.heavy for layer in self.layers)
 
     @property
     def latent(self) -> tuple[int, int] | None:
@@ -191,8 +192,8 @@ class Task(Held):
         """Return the model as a plain module, set to evaluate, with copies of one client's ``{name: […]}``."""
         if self.whole is not None:
             return self.whole.module(params).eval()
-        named = OrderedDict[str, nn.Module]((layer.name, layer.module(params)) for layer in self.layers)
-        return nn.Sequential(named).to(self.device).eval()
+        named = OrderedDict[str, torch.nn.Module]((layer.name, layer.module(params)) for layer in self.layers)
+        return torch.nn.Sequential(named).to(self.device).eval()
 
     def replicate(self, shared: State, visits: Visits) -> State:
         """The model's parameters that are shared, once per visit; views: clone before changing them in place."""
@@ -227,7 +228,7 @@ class Task(Held):
                 x = layer(params, x, key)
         return x
 
-    @torch.no_grad()
+    @no_grad
     def outputs(self, params: State, x: Tensor, last: int | None = None) -> Tensor:
         """`forward` of any number of samples ``[n, …]`` of one client, whose parameters are ``{name: [1, …]}``."""
         parts = [self.forward(params, part.unsqueeze(0), last=last).squeeze(0) for part in torch.split(x, TEST_BATCH)]
@@ -245,12 +246,13 @@ class Task(Held):
     def _penalised(self, losses: Tensor, params: State) -> Tensor:
         return losses + self.penalties(params)[: len(losses)] if self.penalty else losses
 
-    def _with_penalty(self, gradients: Gradients, params: State) -> Gradients:
+    def _with_penalty(self, gradients: fused.Gradients, params: State) -> fused.Gradients:
         """Return the gradients of the first clients with the penalty's part, which is added in place."""
         if not self.penalty:
             return gradients
         return {
-            name: each.add_(params[name][: len(each)], alpha=self.penalty) for name, each in formed(gradients).items()
+            name: each.add_(params[name][: len(each)], alpha=self.penalty)
+            for name, each in fused.formed(gradients).items()
         }
 
     # the data
@@ -312,11 +314,11 @@ class Task(Held):
         By the parameters `names` (None: all): nothing is computed for the layers below the first of them.
         """
         found, losses = self.products(params, batch, names, objective)
-        return formed(found), losses
+        return fused.formed(found), losses
 
     def products(
         self, params: State, batch: Batch, names: Collection[str] | None = None, objective: Objective | None = None
-    ) -> tuple[Gradients, Tensor]:
+    ) -> tuple[fused.Gradients, Tensor]:
         """`gradients`, of which weights' may not be formed yet where computing is fused."""
         names = params if names is None else names
         self.count(batch)
@@ -341,7 +343,7 @@ class Task(Held):
 
     def backprop(
         self, params: State, batch: Batch, rows: Sequence[int], closed: Event | None = None
-    ) -> Iterator[tuple[int, Gradients, Tensor]]:
+    ) -> Iterator[tuple[int, fused.Gradients, Tensor]]:
         """One forward and backward pass that ends for each client where its time does.
 
         ``rows[l]`` clients (the first ones) still compute the gradient of layer l (0 … L − 1); it may not fall with l.
@@ -356,9 +358,9 @@ class Task(Held):
             return
         self.count(batch, clients=rows[-1])
         tapes, x = [], batch.x
-        layers = [layer for layer in self.layers if isinstance(layer, Layer)]
+        layers = [layer for layer in self.layers if isinstance(layer, modules.layers.Layer)]
         for layer, count in zip(layers, rows):
-            tapes.append(Tape.record(layer, params, x, count, batch.key))
+            tapes.append(modules.layers.Tape.record(layer, params, x, count, batch.key))
             x = tapes[-1].output
         data = self.loss.mean(x[: rows[-1]], batch, rows[-1]) if rows[-1] else x.new_zeros(0)
         losses = self._penalised(data.detach(), params)
@@ -371,8 +373,8 @@ class Task(Held):
             yield number, self._with_penalty(gradients, params), losses
 
     def _backprop_fused(
-        self, stack: Fused, params: State, batch: Batch, rows: Sequence[int]
-    ) -> Iterator[tuple[int, Gradients, Tensor]]:
+        self, stack: fused.Fused, params: State, batch: Batch, rows: Sequence[int]
+    ) -> Iterator[tuple[int, fused.Gradients, Tensor]]:
         if not rows[-1]:
             return
         self.count(batch, clients=rows[-1])
@@ -383,7 +385,7 @@ class Task(Held):
             yield number, self._with_penalty(gradients, params), losses
 
     def _backprop_whole(
-        self, whole: Whole, params: State, batch: Batch, rows: Sequence[int], closed: Event | None
+        self, whole: modules.module.Whole, params: State, batch: Batch, rows: Sequence[int], closed: Event | None
     ) -> Iterator[tuple[int, State, Tensor]]:
         """`backprop` of a module that cannot be cut: one pass of all, then layer by layer; in real time as it goes."""
         if not rows[-1]:

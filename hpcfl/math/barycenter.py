@@ -8,12 +8,13 @@ All is float64, ``[..., k, k]``; the bits of a result do not depend on what else
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from torch import Tensor
-
+from hpcfl.base.lazy import no_grad, torch
 from hpcfl.math.psd import check_psd, per_matrix, sqrtm_one, sqrtm_pair, symmetric
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Barycenter(NamedTuple):
@@ -29,7 +30,7 @@ class Barycenter(NamedTuple):
     """Relative change of the covariance in the last one, ``[...]``; above the tolerance where it has not converged."""
 
 
-@torch.no_grad()
+@no_grad
 def barycenter(means: Tensor, covs: Tensor, weights: Tensor, tol: float = 1e-12, iterations: int = 200) -> Barycenter:
     """Return the Wasserstein barycenter over i of ``N(means[i], covs[i])``, mean and covariance in the types that came.
 

@@ -6,16 +6,21 @@ kernel, and an unaligned one too, so the last bits of a result would depend on t
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from itertools import product
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from hpcfl.base.errors import UsageError
+from hpcfl.base.lazy import torch
 
-EPS = torch.finfo(torch.float64).eps
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+EPS = sys.float_info.epsilon
 SLACK = 1e-6  # relative to the largest entry or eigenvalue: what rounding to float32 may do to a covariance
 
 

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from hpcfl.base.errors import UsageError
+from hpcfl.base.lazy import torch
 from hpcfl.models import Chance, Model, Width
 from hpcfl.models.mlp import dense
+from hpcfl.models.modules import custom
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,17 +34,13 @@ class BiLstm(Model):
             raise UsageError(f"model.name = 'bilstm' needs features of shape (length, dimension), got {shape}")
 
     def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
-        from torch import nn
-
-        from hpcfl.models.modules import custom
-
         layers, inputs = [], shape[1]
         for number in range(1, self.layers + 1):
-            modules: list[nn.Module] = [custom.BiLstm(inputs, self.hidden)]
+            modules: list[torch.nn.Module] = [custom.BiLstm(inputs, self.hidden)]
             if number == self.layers:
                 modules.append(custom.Ends())
             elif self.dropout:
-                modules.append(nn.Dropout(self.dropout))
-            layers.append((f"lstm{number}", nn.Sequential(*modules)))
+                modules.append(torch.nn.Dropout(self.dropout))
+            layers.append((f"lstm{number}", torch.nn.Sequential(*modules)))
             inputs = 2 * self.hidden
         return layers + dense([inputs, *([self.bottleneck] if self.bottleneck else []), classes], 0.0)

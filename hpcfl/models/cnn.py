@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 from hpcfl.base.errors import UsageError
+from hpcfl.base.lazy import torch
 from hpcfl.models import Chance, Model, Width
 from hpcfl.models.mlp import dense
 
@@ -38,12 +39,12 @@ class Cnn(Model):
             )
 
     def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
-        from torch import nn
-
         convolutions = []
         for number, (inputs, outputs) in enumerate(pairwise((shape[0], *self.channels)), start=1):
-            convolution = nn.Conv2d(inputs, outputs, self.kernel, padding=self.padding)
-            convolutions.append((f"conv{number}", nn.Sequential(convolution, nn.MaxPool2d(2), nn.ReLU())))
+            convolution = torch.nn.Conv2d(inputs, outputs, self.kernel, padding=self.padding)
+            convolutions.append(
+                (f"conv{number}", torch.nn.Sequential(convolution, torch.nn.MaxPool2d(2), torch.nn.ReLU()))
+            )
         height, width = self._sides(shape)
         flat = (shape[0], *self.channels)[-1] * height * width
         return convolutions + dense([flat, *self.hidden, classes], self.dropout)

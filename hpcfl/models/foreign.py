@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, create_model
 
 from hpcfl.base.errors import UsageError
+from hpcfl.base.lazy import torch
 from hpcfl.base.plugins import callable_of, outside, reason
 from hpcfl.base.types import Shape
 from hpcfl.models.base import Model, ModuleModel
@@ -37,8 +38,6 @@ class Foreign(ModuleModel):
     """The factory as it was when the config was judged: its file may since have been loaded anew."""
 
     def module(self, shape: Shape | tuple[Shape, ...], classes: int) -> nn.Module:
-        from torch import nn
-
         where, fields = f"model.name = '{self.name}'", type(self).model_fields
         keys = {key: value for key, value in self if key not in Model.model_fields}
         # a default is the factory's own object, which a config may be unable to hold
@@ -48,7 +47,7 @@ class Foreign(ModuleModel):
             made = factory(shape=shape, classes=classes, **own)
         except Exception as error:
             raise UsageError(f"{where}: {reason(error)}") from error
-        if not isinstance(made, nn.Module):
+        if not isinstance(made, torch.nn.Module):
             raise UsageError(f"{where}: expected a factory of a torch.nn.Module, got one of {made!r:.80}")
         return made
 
@@ -61,9 +60,7 @@ class _OpenEnded(Foreign):
 
 def section(spec: str, factory: object) -> type[Foreign]:
     """Return the section of a factory; UsageError where it is none, or cannot be called with `GIVEN` and keys."""
-    from torch import nn
-
-    may = callable_of(spec, "model.name", factory, "a class or function that makes a torch.nn.Module", nn.Module)
+    may = callable_of(spec, "model.name", factory, "a class or function that makes a torch.nn.Module", torch.nn.Module)
     made = _section(spec, may, f"model.name = '{spec}'")
     made._factory = may
     return made

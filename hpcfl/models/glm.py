@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from hpcfl.base.errors import UsageError, check_within
+from hpcfl.base.lazy import torch
 from hpcfl.models import Model
+from hpcfl.models.modules import custom
 
 if TYPE_CHECKING:
     from torch import nn
@@ -66,34 +68,27 @@ class Glm(Model):
             )
 
     def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
-        from torch import nn
-
-        from hpcfl.models.modules import custom
-
         outputs = classes if self.link == "softmax" else 1
-        link: list[nn.Module] = []
+        link: list[torch.nn.Module] = []
         if self.link == "logistic":
             link.append(custom.TwoLogits())
         elif self.link in ("tanh", "rough"):
-            link.append(nn.Tanh())
+            link.append(torch.nn.Tanh())
         if self.link == "rough":
             link.append(custom.Rough(self.smoothness, self.roughness))
         if self.layers > 1:
             return self._terms(prod(shape), outputs, link)
-        linear = nn.Linear(prod(shape), outputs, bias=self.bias)
+        linear = torch.nn.Linear(prod(shape), outputs, bias=self.bias)
         for tensor in linear.parameters():
-            nn.init.zeros_(tensor)
-        return [("linear", nn.Sequential(nn.Flatten(), linear, *link))]
+            torch.nn.init.zeros_(tensor)
+        return [("linear", torch.nn.Sequential(torch.nn.Flatten(), linear, *link))]
 
     def _terms(self, features: int, outputs: int, link: list[nn.Module]) -> list[tuple[str, nn.Sequential]]:
         """Layers of nearly as many features each, as `numpy.array_split` makes them; the last has the bias."""
-        from torch import nn
-
-        from hpcfl.models.modules.custom import Addend
-
         least, more = divmod(features, self.layers)
-        terms = [Addend(least + (i < more), outputs, self.bias and i == self.layers - 1) for i in range(self.layers)]
-        parts: list[list[nn.Module]] = [[term] for term in terms]
-        parts[0][:0] = [nn.Flatten(), nn.ConstantPad1d((0, outputs), 0.0)]
+        sizes = [least + (i < more) for i in range(self.layers)]
+        terms = [custom.Addend(size, outputs, self.bias and i == self.layers - 1) for i, size in enumerate(sizes)]
+        parts: list[list[torch.nn.Module]] = [[term] for term in terms]
+        parts[0][:0] = [torch.nn.Flatten(), torch.nn.ConstantPad1d((0, outputs), 0.0)]
         parts[-1] += link
-        return [(f"term{i}", nn.Sequential(*part)) for i, part in enumerate(parts, start=1)]
+        return [(f"term{i}", torch.nn.Sequential(*part)) for i, part in enumerate(parts, start=1)]

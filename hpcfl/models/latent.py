@@ -7,6 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Literal
 
 from hpcfl.base.errors import UsageError
+from hpcfl.base.lazy import torch
 from hpcfl.models import Model, Width
 
 if TYPE_CHECKING:
@@ -53,37 +54,35 @@ class Latent(Model):
             )
 
     def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
-        from torch import nn
-
         widths = (self.dimension, *self.hidden)
         layers = [
-            (f"hidden{number}", nn.Sequential(nn.Linear(inputs, outputs), nn.LeakyReLU(0.01)))
+            (f"hidden{number}", torch.nn.Sequential(torch.nn.Linear(inputs, outputs), torch.nn.LeakyReLU(0.01)))
             for number, (inputs, outputs) in enumerate(pairwise(widths), start=1)
         ]
-        head = nn.Sequential(nn.Linear(widths[-1], classes))
+        head = torch.nn.Sequential(torch.nn.Linear(widths[-1], classes))
         embedding = self._embedding(shape)
         if not embedding and len(shape) > 1:
-            (layers[0][1] if layers else head).insert(0, nn.Flatten())
+            (layers[0][1] if layers else head).insert(0, torch.nn.Flatten())
         if embedding and self.rectify:
-            embedding[-1].append(nn.ReLU())
+            embedding[-1].append(torch.nn.ReLU())
         named = [(f"{EMBED}{number}", layer) for number, layer in enumerate(embedding, start=1)]
         return [*named, *layers, ("head", head)]
 
     def _embedding(self, shape: tuple[int, ...]) -> list[nn.Sequential]:
-        from torch import nn
-
         if self.embedding == "identity":
             return []
         if self.embedding == "dense":
             widths = (prod(shape), *self.widths, self.dimension)
-            linear = [nn.Sequential(nn.Linear(inputs, outputs)) for inputs, outputs in pairwise(widths)]
-            linear[0].insert(0, nn.Flatten())
+            linear = [torch.nn.Sequential(torch.nn.Linear(inputs, outputs)) for inputs, outputs in pairwise(widths)]
+            linear[0].insert(0, torch.nn.Flatten())
             for layer in linear[:-1]:
-                layer.append(nn.ReLU())
+                layer.append(torch.nn.ReLU())
             return linear
         layers = [
-            nn.Sequential(nn.Conv2d(inputs, outputs, 5, padding="same"), nn.MaxPool2d(2), nn.Sigmoid())
+            torch.nn.Sequential(
+                torch.nn.Conv2d(inputs, outputs, 5, padding="same"), torch.nn.MaxPool2d(2), torch.nn.Sigmoid()
+            )
             for inputs, outputs in pairwise((shape[0], *self.channels))
         ]
         flat = self.channels[-1] * (shape[1] // 4) * (shape[2] // 4)
-        return [*layers, nn.Sequential(nn.Flatten(), nn.Linear(flat, self.dimension))]
+        return [*layers, torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(flat, self.dimension))]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from hpcfl.base.errors import refusal
+from hpcfl.base.lazy import torch
 from hpcfl.models import Model
 
 if TYPE_CHECKING:
@@ -31,12 +32,10 @@ class Linear(Model):
             raise refusal("model.rank", f"at most {most} for this data", self.rank, most)
 
     def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
-        from torch import nn
-
         width = prod(shape)
-        representation = nn.Linear(self.dimension or width, self.rank, bias=False)
-        head = ("head", nn.Sequential(nn.Linear(self.rank, classes, bias=False)))
+        representation = torch.nn.Linear(self.dimension or width, self.rank, bias=False)
+        head = ("head", torch.nn.Sequential(torch.nn.Linear(self.rank, classes, bias=False)))
         if self.dimension is None:
-            return [("representation", nn.Sequential(nn.Flatten(), representation)), head]
-        embedding = nn.Sequential(nn.Flatten(), nn.Linear(width, self.dimension))
-        return [("embedding", embedding), ("representation", nn.Sequential(representation)), head]
+            return [("representation", torch.nn.Sequential(torch.nn.Flatten(), representation)), head]
+        embedding = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(width, self.dimension))
+        return [("embedding", embedding), ("representation", torch.nn.Sequential(representation)), head]

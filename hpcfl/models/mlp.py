@@ -6,6 +6,7 @@ from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Literal
 
+from hpcfl.base.lazy import torch
 from hpcfl.models import Chance, Model, Width
 
 if TYPE_CHECKING:
@@ -24,23 +25,19 @@ class Mlp(Model):
     """The outputs go through a softmax before the loss applies its own, as in SRPFL's released code."""
 
     def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
-        from torch import nn
-
         layers = dense([prod(shape), *self.hidden, classes], self.dropout)
         if self.softmax:
-            layers[-1][1].append(nn.Softmax(dim=-1))
+            layers[-1][1].append(torch.nn.Softmax(dim=-1))
         return layers
 
 
 def dense(widths: list[int], dropout: Chance) -> list[tuple[str, nn.Sequential]]:
     """Return linear layers fc1 … fcn for these widths, the input flattened, ReLU between them."""
-    from torch import nn
-
     layers = []
     for number, (inputs, outputs) in enumerate(pairwise(widths), start=1):
-        modules: list[nn.Module] = [nn.Flatten()] if number == 1 else []
-        modules.append(nn.Linear(inputs, outputs))
+        modules: list[torch.nn.Module] = [torch.nn.Flatten()] if number == 1 else []
+        modules.append(torch.nn.Linear(inputs, outputs))
         if number < len(widths) - 1:
-            modules += [nn.ReLU(), *([nn.Dropout(dropout)] if dropout else [])]
-        layers.append((f"fc{number}", nn.Sequential(*modules)))
+            modules += [torch.nn.ReLU(), *([torch.nn.Dropout(dropout)] if dropout else [])]
+        layers.append((f"fc{number}", torch.nn.Sequential(*modules)))
     return layers

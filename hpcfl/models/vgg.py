@@ -6,6 +6,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Literal, cast
 
 from hpcfl.base.errors import UsageError
+from hpcfl.base.lazy import torch
 from hpcfl.base.types import Shape
 from hpcfl.models.base import ModuleModel, Width
 
@@ -41,18 +42,16 @@ class Vgg(ModuleModel):
             )
 
     def module(self, shape: Shape | tuple[Shape, ...], classes: int) -> nn.Module:
-        from torch import nn
-
         inputs, height, columns = cast(Shape, shape)
-        parts, number = OrderedDict[str, nn.Module](), 0
+        parts, number = OrderedDict[str, torch.nn.Module](), 0
         for block, (count, factor) in enumerate(zip(CONVOLUTIONS[self.depth], FACTORS), start=1):
             for _ in range(count):
                 number, outputs = number + 1, factor * self.width
-                parts[f"conv{number}"] = nn.Conv2d(inputs, outputs, 3, padding=1)
-                parts[f"norm{number}"] = nn.BatchNorm2d(outputs)
-                parts[f"relu{number}"] = nn.ReLU()
+                parts[f"conv{number}"] = torch.nn.Conv2d(inputs, outputs, 3, padding=1)
+                parts[f"norm{number}"] = torch.nn.BatchNorm2d(outputs)
+                parts[f"relu{number}"] = torch.nn.ReLU()
                 inputs = outputs
-            parts[f"pool{block}"] = nn.MaxPool2d(2)
-        parts["flat"] = nn.Flatten()
-        parts["fc1"] = nn.Linear(inputs * (height // SHRINKS) * (columns // SHRINKS), classes)
-        return nn.Sequential(parts)
+            parts[f"pool{block}"] = torch.nn.MaxPool2d(2)
+        parts["flat"] = torch.nn.Flatten()
+        parts["fc1"] = torch.nn.Linear(inputs * (height // SHRINKS) * (columns // SHRINKS), classes)
+        return torch.nn.Sequential(parts)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-from mpi4py import MPI
 
+from hpcfl.base.lazy import MPI
 from hpcfl.base.types import Ints
 from hpcfl.mpi.placement import TWO_LEVEL, lane_ranks
 from hpcfl.mpi.waiting import wait
@@ -19,8 +19,7 @@ DOWN_BYTES = 2**24  # what goes down goes in such pieces: a rank that leads othe
 CONTROL, DATA, NOTICES, WORDS = range(4)
 TAGS = 4
 NOTHING = np.zeros(0, dtype=np.uint8)
-
-Requests = list[MPI.Request]
+Requests: TypeAlias = "list[MPI.Request]"
 
 
 def in_pieces(data: Any, down: bool = False) -> list[Any]:

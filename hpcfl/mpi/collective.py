@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 import numpy as np
-import torch
-from mpi4py import MPI
 
 from hpcfl.base.device_copy import on_device
 from hpcfl.base.errors import Stopped, ended
+from hpcfl.base.lazy import MPI, torch
 from hpcfl.base.types import Floats, Ints, State
 from hpcfl.mpi.channel import in_pieces
 from hpcfl.mpi.placement import Chunk

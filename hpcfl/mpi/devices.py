@@ -16,6 +16,7 @@ from itertools import takewhile
 from typing import Literal
 
 from hpcfl.base.errors import listed, refusal
+from hpcfl.base.lazy import torch
 
 Device = Literal["auto", "cpu", "cuda"]
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -91,8 +92,6 @@ def chosen(wanted: Device, key: str, number: int) -> str:
     """The device of the rank with this number on its host, as torch calls it; UsageError where `key` asks for none."""
     if wanted == "cpu":
         return "cpu"
-    import torch
-
     count = torch.cuda.device_count()
     if count:
         return f"cuda:{number % count}"  # several where no launcher has said who is who
@@ -108,8 +107,6 @@ def described(device: str) -> str:
     """What tells a device from all others: its name and its UUID; ``cpu`` for the CPU."""
     if not device.startswith("cuda"):
         return device
-    import torch
-
     facts = torch.cuda.get_device_properties(device)
     seen = os.environ.get(VISIBLE, "all")
     if seen.startswith("MIG-"):

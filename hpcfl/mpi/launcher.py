@@ -13,6 +13,7 @@ under MPICH, 100 MB to and from 3 ranks twice as long under Open MPI. In a binom
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import re
 import shutil
@@ -21,6 +22,7 @@ import socket
 import stat
 import subprocess
 import sys
+import termios
 import time
 import warnings
 from collections.abc import Collection, Mapping, MutableMapping
@@ -30,6 +32,7 @@ from typing import Any, NoReturn
 
 from hpcfl.base.errors import ErrorOnOtherRank, RunError, UsageError
 from hpcfl.mpi.devices import bind
+from hpcfl.mpi.waiting import names
 
 Environ = Mapping[str, str]
 
@@ -255,9 +258,6 @@ def wait_until_read(seconds: float = 1.0) -> None:
 
     MPICH's forgets whatever it has not read when it hears of the end: 1 line of 40, on a busy machine.
     """
-    import fcntl
-    import termios
-
     last = time.monotonic() + seconds
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # closed
@@ -300,8 +300,6 @@ def local(comm: Any) -> tuple[int, int]:
     """
     if comm is None:
         return 0, 1
-    from hpcfl.mpi.waiting import names
-
     hosts, rank = names(comm, socket.gethostname()), comm.Get_rank()
     return hosts[:rank].count(hosts[rank]), hosts.count(hosts[rank])
 

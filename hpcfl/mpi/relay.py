@@ -12,16 +12,17 @@ import time
 from collections import deque
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from typing import TypeAlias
 
 import numpy as np
-from mpi4py import MPI
 from numpy.typing import NDArray
 
+from hpcfl.base.lazy import MPI
 from hpcfl.mpi.channel import NOTICES, TAGS
 
 AT_ONCE_SECONDS = 0.001  # how long a look goes on while something is on its way: large messages need many
 
-Held = tuple[MPI.Request, NDArray[np.uint8]]
+Held: TypeAlias = "tuple[MPI.Request, NDArray[np.uint8]]"
 """What MPI is doing with a message, and its bytes."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from mpi4py import MPI
+from hpcfl.base.lazy import MPI
 
 
 class Transfer:

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from hpcfl.base.errors import Stopped
 from hpcfl.base.types import Floats, Ints, State
 from hpcfl.mpi.placement import Chunk
 from hpcfl.sums.message import ExactSums
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 Personal = dict[int, State]
 """Personal state of the chunks a rank hosts: ``{chunk number: {name: [c, …]}}``."""

@@ -13,9 +13,9 @@ from statistics import median
 from typing import Any, ClassVar
 
 import numpy as np
-from mpi4py import MPI
 
 from hpcfl.base.errors import ErrorOnOtherRank, LeftOut, UserError
+from hpcfl.base.lazy import MPI
 from hpcfl.base.types import Floats
 
 STEPS = 3

@@ -10,9 +10,9 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 
 from hpcfl.base.errors import RunError
+from hpcfl.base.lazy import MPI
 from hpcfl.base.memory import freeze
 from hpcfl.base.types import State
 from hpcfl.engine.checkpointing import begun

@@ -15,10 +15,10 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from hpcfl.base.blame import blaming
 from hpcfl.base.device_copy import on_device
+from hpcfl.base.lazy import torch
 from hpcfl.base.types import Floats, State
 from hpcfl.engine.chunk_batches import Part
 from hpcfl.engine.job import Job, stacked

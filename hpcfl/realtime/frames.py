@@ -13,14 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from hpcfl.base.device_copy import backend, behind
+from hpcfl.base.lazy import torch
 from hpcfl.base.types import Floats, Ints
 from hpcfl.mpi.placement import Topology
 from hpcfl.sums.exact import BinnedSum, ExactSum, FixedSum
@@ -28,7 +27,11 @@ from hpcfl.sums.message import Block, ExactSums, Layout
 from hpcfl.sums.packing import APART_BYTES, Packing
 from hpcfl.sums.pool import POOL
 
-Frame = list[Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+Frame = list["Tensor"]
 """One group of blocks as it travels: its head, then its large blocks, all of them flat."""
 SENT, REJECTED = 1.0, -1.0
 SIGNS = 5  # what a rank signs with: its flag, its seconds, its gradients in two parts, and its steps

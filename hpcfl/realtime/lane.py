@@ -13,8 +13,8 @@ from math import inf
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 
+from hpcfl.base.lazy import MPI
 from hpcfl.base.types import Floats, Ints
 from hpcfl.mpi.channel import Channel, Pair, Requests
 from hpcfl.mpi.placement import Chunk, Topology

@@ -15,9 +15,9 @@ from math import inf
 from typing import Any
 
 import numpy as np
-import torch
 
 from hpcfl.base.errors import Interrupted, RunError
+from hpcfl.base.lazy import torch
 from hpcfl.base.memory import freeze
 from hpcfl.base.types import Floats, Ints
 from hpcfl.engine.job import Job

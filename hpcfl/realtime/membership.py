@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from hpcfl import store
 from hpcfl.base.errors import listed
+from hpcfl.base.lazy import torch
 from hpcfl.base.types import Ints, State
 from hpcfl.engine.job import Job
 from hpcfl.mpi.placement import Chunk

@@ -8,15 +8,16 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from hpcfl.base.lazy import torch
 from hpcfl.base.types import Floats, Ints, State
 from hpcfl.mpi.placement import Chunk, Topology
 from hpcfl.mpi.transport import Like, Saved, arrays, as_chunk
 from hpcfl.sums.packing import Bytes, Packing, as_bytes
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from hpcfl.mpi.channel import Channel, Requests
 
 NONE: Ints = np.zeros(0, dtype=np.int64)

@@ -9,9 +9,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from hpcfl.base.lazy import torch
 from hpcfl.base.types import Floats, Ints
 from hpcfl.engine.iterated import blank, keep
 from hpcfl.engine.job import Job
@@ -23,6 +22,8 @@ from hpcfl.sums.message import Block, ExactSums, Fill, Layout, Message, Sums
 from hpcfl.sums.pool import SPARE
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from hpcfl.realtime.lane import Lane, PendingReceive
 
 

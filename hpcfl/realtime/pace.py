@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from math import isfinite
 from threading import Event
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from hpcfl.base.device_copy import on_host
+from hpcfl.base.lazy import torch
 from hpcfl.base.types import Ints
 from hpcfl.engine.job import Job
 from hpcfl.realtime.frames import REJECTED, SENT, FrameFormat, StagedFrame, Staging, zero_frames
@@ -20,6 +20,10 @@ from hpcfl.sums.exact import BinnedSum
 from hpcfl.sums.guard import NO_GROUP, norms
 from hpcfl.sums.message import Message
 from hpcfl.sums.on_device import weighted_sum
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 Put = Callable[[StagedFrame], None]
 

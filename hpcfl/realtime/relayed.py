@@ -9,10 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 
-from mpi4py import MPI
-
+from hpcfl.base.lazy import MPI
 from hpcfl.base.types import State
 from hpcfl.engine.job import Job
 from hpcfl.engine.profile import Phases
@@ -27,7 +26,7 @@ from hpcfl.realtime.orders import Command
 from hpcfl.realtime.watchdog import LEAVE_SECONDS
 
 LAST_SECONDS = 2.0  # for neighbours to leave where some are lost, and may hang for ever
-Comms = list[MPI.Intracomm]
+Comms: TypeAlias = "list[MPI.Intracomm]"
 """For what has come to where it goes, and for what is to be passed on."""
 
 

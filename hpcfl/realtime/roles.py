@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 
 from hpcfl.base.errors import LeftOut, RunError
+from hpcfl.base.lazy import MPI
 from hpcfl.base.types import Ints, State
 from hpcfl.engine.job import Job
 from hpcfl.engine.profile import Phases

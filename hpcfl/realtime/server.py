@@ -18,7 +18,7 @@ from hpcfl.engine.iterated import iterate
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.record import Record, released
 from hpcfl.engine.rounds import Rounds
-from hpcfl.learning.batchnorm import with_statistics
+from hpcfl.learning import batchnorm
 from hpcfl.mpi.channel import Connected
 from hpcfl.mpi.placement import check_there
 from hpcfl.mpi.transport import Saved, arrays, as_chunk, idle
@@ -240,7 +240,7 @@ class Server(Rounds):
         """Ask the ranks that are free; the others' scores are NaN."""
         if self.job.task.gathers:
             found = self.job.statistics(now.shared, np.arange(self.job.config.clients))
-            now.shared = with_statistics(self.job.task, now.shared, found)
+            now.shared = batchnorm.with_statistics(self.job.task, now.shared, found)
         scores = np.full((self.job.scores, self.job.config.clients), np.nan)
         if self.kept is not None:
             return scores

@@ -10,9 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NoReturn
 
-from mpi4py import MPI
-
 from hpcfl.base.errors import Diverged, Interrupted, LeftOut, Stopped, ended
+from hpcfl.base.lazy import MPI
 from hpcfl.base.types import State
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.profile import Phases

@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 
+from hpcfl.base.lazy import MPI
 from hpcfl.engine.job import Job
 from hpcfl.mpi.channel import direct, notices, words
 from hpcfl.mpi.placement import Tree, Under, topology

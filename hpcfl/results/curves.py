@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpcfl.base.errors import UsageError, listed
+from hpcfl.base.lazy import xarray
 from hpcfl.base.types import Floats, Ints
 
 if TYPE_CHECKING:
@@ -98,8 +99,6 @@ def _of_clients(clients: str, name: str, data: Dataset, metric: str) -> DataArra
 
 def worst_decile(accuracy: DataArray) -> DataArray:
     """The mean over the worst tenth, rounded up, of the clients with a test part: the worst of each round anew."""
-    import xarray
-
     ascending: DataArray = xarray.apply_ufunc(
         np.sort, accuracy, input_core_dims=[["client"]], output_core_dims=[["client"]]
     )
@@ -127,8 +126,6 @@ def tenth(count: int) -> int:
 
 def over_rounds(seeds: Sequence[DataArray]) -> Curve:
     """The mean of several seeds over the rounds after which all of them were evaluated."""
-    import xarray
-
     plain = [scores.reset_coords(drop=True) for scores in seeds]
     together = xarray.concat(plain, "seed", join="inner").transpose("seed", "round")
     return Curve.of(together["round"].values + 1.0, together.values)

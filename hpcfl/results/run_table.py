@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from rich.table import Column, Table
 
 from hpcfl import store
 from hpcfl.base.config import recorded
 from hpcfl.base.errors import UsageError, listed
+from hpcfl.base.lazy import xarray
 from hpcfl.base.plugins import digests
 from hpcfl.config.presets import PICKED, flat
 from hpcfl.results.curves import DECILE, tenth, thirds, worst_decile
@@ -218,8 +220,6 @@ def group_figures(run: Path | str) -> Dataset:
     The accuracy of the worst tenth is that of each round's worst; its other figures are of those that were worst when
     last tested.
     """
-    import xarray
-
     data = store.open_run(run)
     if not data.sizes.get("round"):
         raise UsageError(f"'{run}' has recorded no round: expected one at least")
@@ -270,8 +270,6 @@ def _last(values: DataArray) -> float | None:
 
 def table(folders: Sequence[Path], figures: Sequence[Figures]) -> Any:
     """Return the `last_figures` of runs as a `rich` table: means over the seeds of each config."""
-    from rich.table import Column, Table
-
     runs, names = [Recorded.of(folder) for folder in folders], ("clients", *FIGURES)
     shown = Table("run", "group", *(Column(name, justify="right") for name in names))
     for config in groups(runs):

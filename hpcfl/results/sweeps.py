@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpcfl import store
 from hpcfl.base.config import recorded
 from hpcfl.base.errors import UsageError
+from hpcfl.base.lazy import pandas, xarray
 from hpcfl.config.presets import flat
 from hpcfl.results.run_table import FIRST, run_folders
-
-if TYPE_CHECKING:
-    import xarray
 
 SEED = "seed"
 
@@ -40,9 +38,6 @@ def open_sweep(folder: Path | str) -> xarray.Dataset:
     UsageError
         If the folder holds no run, or two runs with the same keys and seed.
     """
-    import pandas as pd
-    import xarray as xr
-
     folders = list(run_folders([Path(folder)]))
     configs = [dict(flat(recorded(store.run_attributes(each)["config"]))) for each in folders]
     keys = [*_telling(configs), SEED]
@@ -51,11 +46,11 @@ def open_sweep(folder: Path | str) -> xarray.Dataset:
         if place in places[:number]:
             twin = folders[places.index(place)]
             raise UsageError(f"'{twin}' and '{folders[number]}' have the same config and seed: expected each run once")
-    index = pd.MultiIndex.from_arrays([_labels(values) for values in zip(*places)], names=keys)
+    index = pandas.MultiIndex.from_arrays([_labels(values) for values in zip(*places)], names=keys)
     parts = [store.open_run(each) for each in folders]
     how: dict[str, Any] = {"join": "outer", "coords": "different", "compat": "equals", "data_vars": "all"}
-    whole = xr.concat(parts, pd.RangeIndex(len(parts), name="run"), combine_attrs="drop_conflicts", **how)
-    return whole.assign_coords(xr.Coordinates.from_pandas_multiindex(index, "run")).unstack("run")
+    whole = xarray.concat(parts, pandas.RangeIndex(len(parts), name="run"), combine_attrs="drop_conflicts", **how)
+    return whole.assign_coords(xarray.Coordinates.from_pandas_multiindex(index, "run")).unstack("run")
 
 
 def _telling(configs: Sequence[dict[str, Any]]) -> list[str]:

@@ -17,8 +17,21 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 import numpy.typing as npt
 
+from hpcfl import config as configs
 from hpcfl import store
 from hpcfl.base.errors import UsageError, check_within
+from hpcfl.base.lazy import torch
+from hpcfl.data.absent import Absent
+from hpcfl.data.base import packed
+from hpcfl.engine.checkpointing import restored
+from hpcfl.engine.job import kinds, stacked
+from hpcfl.engine.record import about_clients
+from hpcfl.engine.uneven import evenly
+from hpcfl.learning.batches import Visits
+from hpcfl.learning.loss import class_axis
+from hpcfl.learning.task import Task
+from hpcfl.mpi.devices import chosen
+from hpcfl.mpi.placement import chunk_size, cut
 from hpcfl.store.reading import tell
 
 if TYPE_CHECKING:
@@ -28,7 +41,6 @@ if TYPE_CHECKING:
     from hpcfl.base.types import Computing, State
     from hpcfl.config import Config
     from hpcfl.data import ClientData, Federation
-    from hpcfl.learning.task import Task
     from hpcfl.mpi.placement import Chunk
 
 Array = npt.NDArray[Any]
@@ -73,9 +85,6 @@ def open_models(
     RunError
         If no checkpoint can be read whole.
     """
-    from hpcfl import config as configs
-    from hpcfl.data.absent import Absent
-
     folder = store.run_folder(run)
     attributes, path = store.run_attributes(folder), newest(folder)
     try:
@@ -126,8 +135,6 @@ def _data(config: Config, folder: Path, attributes: Mapping[str, str], data_dir:
 
 
 def _recorded_clients(folder: Path, attributes: Mapping[str, str], why: str) -> Federation:
-    from hpcfl.data.absent import Absent
-
     facts = {fact.name: fact.values for fact in store.read_facts(folder)}
     if lacking := [name for name in ("train_samples", "test_samples") if name not in facts]:
         raise UsageError(f"{folder / 'run.h5'} has no {lacking[0]} of the clients: expected one number for each")
@@ -139,8 +146,6 @@ def shared_weights(folder: Path, why: str) -> State:
 
     `why` is why there is no module with these; raised where the run has not recorded their names.
     """
-    import torch
-
     attributes = store.run_attributes(store.run_folder(folder))
     if "tensors" not in attributes:
         raise NotHereError(why)
@@ -207,11 +212,6 @@ def with_shared(
 
     What is `absent` of the config is why by section; without data or method the state is taken as it was saved.
     """
-    from hpcfl.data.absent import Absent
-    from hpcfl.engine.checkpointing import restored
-    from hpcfl.learning.task import Task
-    from hpcfl.mpi.devices import chosen
-
     where = chosen("cpu" if config.device == "cpu" else "auto", "device", 0)  # a run on a GPU is read anywhere
     kinds = config.precision, config.clients, config.task, computing
     task = Task(config.model, federation, config.seed, where, *kinds)
@@ -274,9 +274,6 @@ class Models:
         return next(chunk for chunk in self._chunks() if client in chunk.clients)
 
     def _of(self, chunk: Chunk) -> Iterator[ClientModel]:
-        from hpcfl.engine.uneven import evenly
-        from hpcfl.learning.batches import Visits
-
         if "algorithm" in self.absent:
             raise UsageError(f"{self.absent['algorithm']}; module() gives the shared model without it")
         with _threads(threads(self.config)):
@@ -321,9 +318,6 @@ class Models:
 
         Not where the law of their speeds, which orders them, is not here.
         """
-        from hpcfl.engine.job import kinds
-        from hpcfl.mpi.placement import chunk_size, cut
-
         config = self.config
         kind = self.task.nbytes, self.task.looped, self.task.heavy
         size = self.chunk or chunk_size(config.batch_clients, config.clients, *kind)
@@ -332,8 +326,6 @@ class Models:
 
     def _personal(self, clients: Iterable[int]) -> State:
         """Return some clients' personal state, ``{name: [c, …]}``."""
-        from hpcfl.engine.job import stacked
-
         clients = [*clients]
         held = store.load_personal(self.path, clients)
         return stacked([as_tensors(held.get(client, {}), self.task.device) for client in clients])
@@ -365,8 +357,6 @@ class ClientModel:
     @cached_property
     def _like(self) -> ClientData:
         """Samples of the kind of the client's own."""
-        from hpcfl.data.absent import Absent
-
         return self.federation.made_up(self.shape) if isinstance(self.federation, Absent) else self.data
 
     @property
@@ -392,11 +382,6 @@ class ClientModel:
         An output of a single number is a value, ``[n]``, where a label is one too. Features of several tensors are a
         tuple of arrays.
         """
-        import torch
-
-        from hpcfl.data.base import packed
-        from hpcfl.learning.loss import class_axis
-
         x = packed(x)[0] if isinstance(x, tuple) else x
         outputs, labels = torch.from_numpy(self._outputs(x, None)), self._like.train_labels
         shape = (1, len(x), *labels.shape[1:])
@@ -408,8 +393,6 @@ class ClientModel:
 
     def _outputs(self, x: Array, last: int | None) -> Array:
         """Return what the layers before number `last` (None: all) make of features, ``[n, …]``."""
-        import torch
-
         if x.shape[1:] != self.shape:
             raise UsageError(f"x: client {self.client} has features of shape {self.shape}, got {x.shape[1:]}")
         params = {name: value.unsqueeze(0) for name, value in self.params.items()}
@@ -421,8 +404,6 @@ class ClientModel:
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    import torch
-
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -433,15 +414,11 @@ def _threads(count: int) -> Iterator[None]:
 
 def as_tensors(saved: Mapping[str, Any], device: Any) -> State:
     """Return what a checkpoint holds as tensors."""
-    import torch
-
     return {name: torch.from_numpy(np.asarray(value)).to(device, copy=True) for name, value in saved.items()}
 
 
 def _check_sizes(folder: Path, data: Path | None, federation: Federation) -> None:
     """Refuse data of which the clients hold other numbers of samples than those of the run."""
-    from hpcfl.engine.record import about_clients
-
     now = {fact.name: fact.values for fact in about_clients(federation)}
     for fact in store.read_facts(folder):
         differs = np.flatnonzero(fact.values != now[fact.name]) if fact.name in now else ()

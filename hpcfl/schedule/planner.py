@@ -14,6 +14,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcfl import store
 from hpcfl.base.errors import RunError, UsageError, listed, no_meaning, refusal
 from hpcfl.base.types import Floats, Ints
 from hpcfl.schedule.arrivals import Flights, Queue
@@ -276,8 +277,6 @@ class Planner:
 
         RunError where some of these are lost to damage.
         """
-        from hpcfl import store
-
         if not self.participation.adaptive or not rounds:
             return
         data = store.open_run(run)

@@ -17,12 +17,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import h5py
 import numpy as np
 
 from hpcfl.base.errors import LINE, RunError, UsageError, UserError, cut, listed
+from hpcfl.base.lazy import xarray
 from hpcfl.store import growing_file, inside, manifest
 from hpcfl.store.atomic import check_regular, number_of, numbered
 from hpcfl.store.attributes import attributes_of
@@ -50,9 +51,6 @@ from hpcfl.store.columns import (
 )
 from hpcfl.store.integrity import RUN, damage, of_another, one_line
 from hpcfl.store.status import read_status
-
-if TYPE_CHECKING:
-    import xarray
 
 INTERNAL = ("segments", "sealed", "coordinates", "parts", "manifest", "rows")
 """Attributes of run.h5 that are about the file rather than the run."""
@@ -97,8 +95,6 @@ def open_run(path: Path | str) -> xarray.Dataset:
     RunError
         If run.h5 is damaged, or a segment that it names is missing.
     """
-    import xarray
-
     run_dir = run_folder(path)
     known = promises(run_dir)
     parts = [read_part(segment, with_data=True) for segment in segment_paths(run_dir)]

@@ -17,21 +17,23 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from threading import Lock, local
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from hpcfl.base.lazy import torch
 from hpcfl.base.types import Floats, Ints
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 GRIDS = (2.0**12, 2.0**46, 2.0**80)
 ROUNDER = 1.5 * 2.0**52  # adding and subtracting it rounds float64 numbers below 2^51 to whole numbers
 ROUNDER_BITS = np.float64(ROUNDER).view(np.int64)
 STEPS = 2.0**46  # of a `FixedSum`, in 1
 BIAS = ROUNDER / STEPS  # rounds to multiples of these steps
-BIASES = torch.tensor([[BIAS], [-BIAS]], dtype=torch.float64).unbind()
 BIAS_BITS = np.float64(BIAS).view(np.int64)
 SMALL = 2.0**5  # what that is done for must be smaller
 COARSE_BITS = 34
@@ -44,10 +46,22 @@ PIECE = 131_072  # entries that are worked on at a time: few calls, most of whic
 class _Room(local):
     """What a thread works in, a piece each: fresh memory for every message cost more than the arithmetic."""
 
-    def __init__(self) -> None:
+    total: Tensor
+    scratch: Tensor
+    result: Tensor
+    whole: Ints
+    biases: Tensor
+    _wide: Tensor
+
+    def __getattr__(self, name: str) -> Any:
+        """Make it when it is first asked for: torch need not be there before."""
+        if name not in _Room.__annotations__:
+            raise AttributeError(name)
         self.total, self.scratch, self.result, whole = torch.empty(4, PIECE, dtype=torch.float64)
-        self.whole: Ints = whole.view(torch.int64).numpy()
+        self.whole = whole.view(torch.int64).numpy()
+        self.biases = torch.tensor([[BIAS], [-BIAS]], dtype=torch.float64)
         self._wide = torch.empty(0, dtype=torch.float64)
+        return getattr(self, name)
 
     def wide(self, size: int) -> Tensor:
         """Return room for several pieces, which is not that of the others."""
@@ -126,7 +140,7 @@ def _weigh(term: Floats, tensor: Tensor, factor: float, turn: int) -> None:
     `term` is the same memory.
     """
     if factor != 1.0 and factor == float(np.float32(factor)):  # products are exact: only the sum is rounded
-        torch.add(BIASES[turn], tensor, alpha=factor, out=tensor)
+        torch.add(ROOM.biases[turn], tensor, alpha=factor, out=tensor)
         return
     if factor != 1.0:
         term *= factor
@@ -179,11 +193,11 @@ class ExactSum(ABC):
                 self.add(total, piece)
             return
         for part in pieces(rows.shape[1], PIECE * torch.get_num_threads()):
-            total = ROOM.wide(part.stop - part.start).copy_(rows[0, part]).mul_(factors[0] * self.scale)
+            wide = ROOM.wide(part.stop - part.start).copy_(rows[0, part]).mul_(factors[0] * self.scale)
             for row, factor in zip(rows[1:], factors[1:]):
-                total.add_(row[part], alpha=factor * self.scale)  # by torch: it rounds once
-            for piece in pieces(len(total)):
-                self.add(total[piece].numpy(), slice(part.start + piece.start, part.start + piece.stop))
+                wide.add_(row[part], alpha=factor * self.scale)  # by torch: it rounds once
+            for piece in pieces(len(wide)):
+                self.add(wide[piece].numpy(), slice(part.start + piece.start, part.start + piece.stop))
 
     def _add_row(self, row: Tensor, factor: float, piece: slice) -> None:
         total = ROOM.total[: piece.stop - piece.start].copy_(row[piece])

@@ -19,6 +19,7 @@ from pydantic import Field
 
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.device_copy import on_host
+from hpcfl.base.lazy import torch
 from hpcfl.base.types import Floats, Ints
 
 if TYPE_CHECKING:
@@ -343,8 +344,6 @@ class RunGuard:
         And whether the step has moved it; single numbers may count rounds, and tell nothing. And the round's loss as a
         number: a device is waited for once for all of this, but where all norms are as before.
         """
-        import torch
-
         states = [(value, 1) for value in (*before.values(), *after.values())]
         *norms, found = fetched([*row_norms(states), loss.reshape(1)])
         sizes = iter(norms)
@@ -384,15 +383,11 @@ def lengths(values: Iterable[tuple[Tensor, int]]) -> list[Floats]:
 
 def row_norms(values: Iterable[tuple[Tensor, int]]) -> list[Tensor]:
     """Return the norms of each value's rows where it is, behind what a device still does."""
-    import torch
-
     return [torch.linalg.vector_norm(value.detach().reshape(rows, -1), dim=1) for value, rows in values]
 
 
 def fetched(few: Sequence[Tensor]) -> list[Floats]:
     """Return some short tensors as float64 arrays, with one wait for the device that has any of them."""
-    import torch
-
     found = list(few)
     if there := [each for each in found if each.device.type != "cpu"]:  # in one piece: each copy costs its launch
         (together,) = on_host([torch.cat(there)])
@@ -406,8 +401,6 @@ def small(values: Iterable[Tensor]) -> bool:
 
     On a CPU only: elsewhere the second look, where there is one, would be a second wait.
     """
-    import torch
-
     return all(
         value.device.type == "cpu" and float(torch.linalg.vector_norm(value.detach())) < SMALL for value in values
     )

@@ -13,23 +13,26 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from hpcfl.base.device_copy import on_device, on_host
+from hpcfl.base.lazy import torch
 from hpcfl.base.types import Floats, Ints, State
 from hpcfl.sums.exact import PIECE, RANGE, ROOM, BinnedSum, ExactSum, FixedSum, each_piece
 from hpcfl.sums.on_device import DeviceSums
 from hpcfl.sums.packing import Packing
 from hpcfl.sums.pool import POOL, SPARE
 
-Message = Mapping[str, tuple[Tensor, Tensor]]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+Message = Mapping[str, tuple["Tensor", "Tensor"]]
 """What a client generator yields: ``{block: (value [k, …], weight [k])}`` for the first k rows of its chunk."""
 
 NOTHING: Mapping[str, Floats] = MappingProxyType({})
@@ -58,7 +61,7 @@ class Block:
     """
 
     shape: tuple[int, ...]
-    dtype: torch.dtype = torch.float32
+    dtype: torch.dtype = field(default_factory=lambda: torch.float32)
     places: int = 1
     parts: tuple[tuple[int, ...], ...] = ()
     mask: bool = False

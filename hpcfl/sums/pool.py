@@ -12,10 +12,15 @@ import weakref
 from collections.abc import Callable, Sequence
 from math import prod
 from threading import Lock, local
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
+
+from hpcfl.base.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 CHUNK_BYTES = 2**24
 LARGE_BYTES = 2**21  # a large page; what is larger has a chunk to itself, since gaps in shared ones would be large
@@ -27,7 +32,7 @@ class BufferPool:
 
     def __init__(self) -> None:
         self._free: dict[int, list[mmap.mmap]] = {}  # by size
-        self._rest = torch.empty(0, dtype=torch.uint8)
+        self._rest: Any = ()  # a tensor later
         self._lock = Lock()  # ranks compute in a thread of their own
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -39,7 +44,8 @@ class BufferPool:
                 return self._chunk(size)[:nbytes].view(dtype).view(shape)
             if len(self._rest) < size:
                 self._rest = self._chunk(CHUNK_BYTES)
-            part, self._rest = self._rest[:nbytes], self._rest[size:]
+            part: Tensor = self._rest[:nbytes]
+            self._rest = self._rest[size:]
             return part.view(dtype).view(shape).data  # a change of one is none of its neighbours, as torch counts
 
     def zeros(self, nbytes: int) -> Tensor:

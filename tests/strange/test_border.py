@@ -84,7 +84,7 @@ def test_a_trial_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     torch.manual_seed(1), np.random.seed(1), random.seed(1)
     assert ended("methods", "Fair", tmp_path, "tried") == 0
     assert drawn() == untouched
-    monkeypatch.setattr(trial, "tried", lambda *_: None)
+    monkeypatch.setattr("hpcfl.launch.run.tried", lambda *_: None)
     assert ended("methods", "Fair", tmp_path, "untried") == 0
     assert len({summary(tmp_path / out)["state_sha256"] for out in ("tried", "untried")}) == 1
 
@@ -109,7 +109,7 @@ def test_ours_would_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_that_goes_on_is_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ended("methods", "Fair", tmp_path) == 0
     cut_back(tmp_path / "out", 0)
-    monkeypatch.setattr(trial, "tried", forbidden)
+    monkeypatch.setattr("hpcfl.launch.run.tried", forbidden)
     assert main(["resume", str(tmp_path / "out"), "--rounds", "3", "--quiet"]) == 0
 
 

@@ -12,7 +12,6 @@ import pytest
 from hpcfl import store
 from hpcfl.base.errors import Diverged
 from hpcfl.commands.show import remarks, summary
-from hpcfl.engine import trial
 from hpcfl.sums.guard import VOID_ROUNDS, Watch
 from hpcfl.testing.runs import play, table
 
@@ -34,7 +33,7 @@ def ended(run: Path) -> str:
 @pytest.fixture
 def untried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let losses run that would be refused before round 0: what they do may come later too."""
-    monkeypatch.setattr(trial, "tried", lambda *_: None)
+    monkeypatch.setattr("hpcfl.launch.run.tried", lambda *_: None)
 
 
 # ---- runs

@@ -18,14 +18,20 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from hpcfl.algorithms.base import Algorithm, ServerState
+from hpcfl.algorithms.fedlrgd import smoothness
+from hpcfl.algorithms.fedlrgd.low_rank import COPIES, Bound, Surrogates, conditioning, flat, shaped, solved
+from hpcfl.algorithms.fedlrgd.safeguard import Descent, Safeguard
+from hpcfl.algorithms.fedlrgd.smoothness import kinks, missing_classes, server_samples
+from hpcfl.base.device_copy import on_device
 from hpcfl.base.errors import UsageError, refusal
+from hpcfl.base.lazy import torch
 from hpcfl.base.rng import keyed
+from hpcfl.sums.message import Block
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from hpcfl.algorithms.base import Client, Extras
-    from hpcfl.algorithms.fedlrgd.low_rank import Surrogates
     from hpcfl.base.types import State
     from hpcfl.data import Header
     from hpcfl.learning.batches import Batch, Visits
@@ -113,9 +119,6 @@ class FedLrgd(Algorithm):
 
     def _check_task(self, task: Task) -> None:
         """Refuse a loss that draws something, more than memory may hold, and what the theory does not cover."""
-        from hpcfl.algorithms.fedlrgd import smoothness
-        from hpcfl.algorithms.fedlrgd.low_rank import COPIES
-
         smoothness.check_still(task, "algorithm.name = 'fedlrgd'")
         p, bound = task.parameter_count, self.memory * MEGABYTE // 8
         client = self.solve_at == "client"
@@ -144,10 +147,6 @@ class FedLrgd(Algorithm):
         return tuple((f"{SUMS}{k}",) for k in reversed(range(self.rank)))
 
     def layout(self, task: Task) -> Layout:
-        import torch
-
-        from hpcfl.sums.message import Block
-
         self._check_task(task)
         p = task.parameter_count
         shape = (p,) if self.pipelined else (self.rank, p)
@@ -155,11 +154,6 @@ class FedLrgd(Algorithm):
         return ({"loss": Block((), torch.float64)}, *groups)
 
     def init_server(self, task: Task) -> State:
-        import torch
-
-        from hpcfl.algorithms.fedlrgd.low_rank import flat
-        from hpcfl.base.device_copy import on_device
-
         theta, r = flat(task.initial()), self.rank
         drawn = keyed(task.seed, "points").standard_normal((r, len(theta)))
         state = task.initial() | {
@@ -170,20 +164,12 @@ class FedLrgd(Algorithm):
         return state
 
     def init_extras(self, task: Task) -> Extras:
-        import torch
-
-        from hpcfl.algorithms.fedlrgd.low_rank import flat
-
         theta = flat(task.initial())
         weights = torch.zeros(self.rank, len(theta), dtype=torch.float64, device=task.device)
         numbers = dict.fromkeys((*self.metric_columns, "heard"), 0.0)
         return {"weights": weights, "best": theta, "least": inf} | numbers
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
-        import torch
-
-        from hpcfl.algorithms.fedlrgd.low_rank import solved
-
         task, weight = self._reweighted(task), visits.weights("samples")
         means = [self._mean(task, point, visits) for point in shared[POINTS]]
         sums = torch.stack([gradient for gradient, _ in means], 1).double()
@@ -198,11 +184,6 @@ class FedLrgd(Algorithm):
 
     def _mean(self, task: Task, point: Tensor, visits: Visits) -> tuple[Tensor, Tensor]:
         """Return the mean gradient of each client's samples, ``[c, p]``, and their mean loss, ``[c]``."""
-        import torch
-
-        from hpcfl.algorithms.fedlrgd.low_rank import flat, shaped
-        from hpcfl.base.device_copy import on_device
-
         at = task.replicate(shaped(point, task.initial()), visits)
         gradient = 0.0 * flat(at, 1)
         loss, held = gradient[:, 0], torch.from_numpy(visits.samples).to(gradient.dtype)
@@ -222,10 +203,6 @@ class FedLrgd(Algorithm):
         return state
 
     def _inverted(self, task: Task, state: ServerState) -> ServerState:
-        import torch
-
-        from hpcfl.algorithms.fedlrgd.low_rank import conditioning
-
         inverse, parts = torch.empty_like(state.shared[INVERSE]), []
         for columns, part in self._surrogates(task).inverses(state.shared[POINTS], *self._cut(task)):
             inverse[columns] = part.values
@@ -238,10 +215,6 @@ class FedLrgd(Algorithm):
         Where nobody has sent anything, nothing follows, and nothing will. Arrays of r·p numbers are large: they are
         worked on in place.
         """
-        import torch
-
-        from hpcfl.algorithms.fedlrgd.low_rank import solved
-
         names = [name for layer in reversed(self.layers(task)) for name in layer]
         if not all(sums.weight(name) for name in names):
             return replace(state, extras={**state.extras, "heard": -1.0})
@@ -262,9 +235,6 @@ class FedLrgd(Algorithm):
 
     def _descended(self, task: Task, state: ServerState) -> ServerState:
         """Return the state some steps further down (eq. 42)."""
-        from hpcfl.algorithms.fedlrgd.low_rank import flat, shaped
-        from hpcfl.algorithms.fedlrgd.safeguard import Descent, Safeguard
-
         surrogates, like, extras = self._surrogates(task), task.initial(), state.extras
         apart = task.penalty - surrogates.task.penalty
 
@@ -285,24 +255,18 @@ class FedLrgd(Algorithm):
         return task.without_penalty() if self.penalty == "exact" else task
 
     def _surrogates(self, task: Task) -> Surrogates:
-        from hpcfl.algorithms.fedlrgd.low_rank import Bound, Surrogates
-
         shared = 1 + (self.solve_at == "client")  # inverses are held whole then
         bound = Bound.of(self.memory * MEGABYTE // shared, task.parameter_count, self.rank, task.dtype.itemsize)
         return Surrogates(self._reweighted(task), _held(task), self.rank, bound)
 
     def _cut(self, task: Task) -> tuple[float, float]:
         """Return the threshold of singular values, relative to the largest, and the damping."""
-        import torch
-
         return max(self.truncation, 10 * float(torch.finfo(task.dtype).eps)), self.damping
 
     def metrics(self, task: Task, state: ServerState) -> dict[str, float]:
         return {name: state.extras[name] for name in self.metric_columns}
 
     def warnings(self, task: Task, state: ServerState) -> dict[str, str]:
-        from hpcfl.algorithms.fedlrgd.smoothness import kinks, missing_classes
-
         warnings, surrogates = {}, self._surrogates(task)
         if bent := kinks(task):
             warnings["not-smooth"] = (
@@ -327,6 +291,4 @@ class FedLrgd(Algorithm):
 
 def _held(task: Task) -> Batch:
     """Return the server's samples."""
-    from hpcfl.algorithms.fedlrgd.smoothness import server_samples
-
     return server_samples(task, "algorithm.name = 'fedlrgd'")

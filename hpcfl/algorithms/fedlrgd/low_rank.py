@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from hpcfl.learning.derivatives import per_sample_gradients
+from hpcfl.base.lazy import torch
+from hpcfl.learning import derivatives
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from hpcfl.base.types import State
     from hpcfl.learning.batches import Batch
     from hpcfl.learning.task import Task
@@ -131,7 +131,7 @@ class Surrogates:
         matrices = points.new_empty(len(range(points.shape[1])[columns]), len(points), self.rank, dtype=torch.float64)
         for k, point in enumerate(points):
             for where, part in self._pieces():
-                gradients = per_sample_gradients(self.task, shaped(point, like), part)
+                gradients = derivatives.per_sample_gradients(self.task, shaped(point, like), part)
                 matrices[:, k, where] = flat(gradients, 1)[:, columns].T.double()
         return matrices
 
@@ -139,7 +139,7 @@ class Surrogates:
         """Return the sum of the samples' gradients at θ ``[p]`` by `weights` float64 ``[r, p]`` (eq. 41)."""
         total, theta = torch.zeros_like(weights[0]), shaped(at, self.task.initial())
         for where, part in self._pieces():
-            total += (flat(per_sample_gradients(self.task, theta, part), 1) * weights[where]).sum(0)
+            total += (flat(derivatives.per_sample_gradients(self.task, theta, part), 1) * weights[where]).sum(0)
         return total
 
     def rest(self, points: Tensor) -> Tensor:

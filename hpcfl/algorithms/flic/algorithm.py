@@ -18,13 +18,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from hpcfl.algorithms.flic.anchors import Anchors, TargetAnchors, changes, held
+from hpcfl.algorithms.flic.barycenters import Barycenters
 from hpcfl.algorithms.flic.config import FACTORS, MEANS, FlicKeys
+from hpcfl.algorithms.flic.objective import OWN, Parts, Terms
+from hpcfl.algorithms.flic.phases import REALIGNING, REALIGNING_AGAIN, Learner, first_memory
+from hpcfl.base.device_copy import on_device
+from hpcfl.base.lazy import torch
+from hpcfl.base.rng import keyed
+from hpcfl.learning.optim import FINE_TUNING
+from hpcfl.sums.message import Block
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client, Extras, IteratedReduction, ServerState
-    from hpcfl.algorithms.flic.anchors import Anchors, TargetAnchors
-    from hpcfl.algorithms.flic.objective import Parts
-    from hpcfl.algorithms.flic.phases import Learner
     from hpcfl.base.types import State
     from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
@@ -40,8 +46,6 @@ class Flic(FlicKeys):
     metric_columns: ClassVar[dict[str, str]] = {"barycenter_iterations": "iterations of the barycenters of this round"}
 
     def parts(self, task: Task) -> Parts:
-        from hpcfl.algorithms.flic.objective import Parts
-
         return Parts.of(task, self.inside, self.mix)
 
     def size(self, task: Task) -> tuple[int, int]:
@@ -58,8 +62,6 @@ class Flic(FlicKeys):
         return ((*self.parts(task).shared, *anchors),)
 
     def layout(self, task: Task) -> Layout:
-        from hpcfl.sums.message import Block
-
         _, dimension = self.size(task)
         initial, blocks = task.initial(), {}
         for name in self.layers(task)[0]:
@@ -70,11 +72,6 @@ class Flic(FlicKeys):
 
     def first_anchors(self, task: Task) -> State:
         """Return the first anchors: random means and spherical covariances, if not given."""
-        import torch
-
-        from hpcfl.base.device_copy import on_device
-        from hpcfl.base.rng import keyed
-
         means = keyed(task.seed, "anchors").standard_normal(self.size(task), dtype="float32")
         anchors = {MEANS: self.spread * on_device(torch.from_numpy(means).to(task.dtype), task.device)}
         if self.covariances != "fixed":
@@ -88,22 +85,14 @@ class Flic(FlicKeys):
         return {name: initial[name] for name in self.parts(task).shared} | self.first_anchors(task)
 
     def init_extras(self, task: Task) -> Extras:
-        import torch
-
         return {"iterations": torch.zeros(1)} if self.iterates else {}
 
     def init_client(self, task: Task, client: int) -> State:
-        import torch
-
-        from hpcfl.algorithms.flic.phases import first_memory
-
         flag = {"pretrained": torch.zeros(1, device=task.device)} if self.pretrain else {}
         memory = first_memory(self.first_anchors(task)) if self.anchor_persist else {}
         return self.parts(task).first(task.initial(client)) | flag | memory
 
     def personal(self, task: Task) -> set[str]:
-        from hpcfl.algorithms.flic.objective import OWN
-
         return {name.removeprefix(OWN) for name in self.personal_names(task)}
 
     def personal_names(self, task: Task) -> set[str]:
@@ -119,10 +108,6 @@ class Flic(FlicKeys):
         return self.tune_epochs
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
-        import torch
-
-        from hpcfl.algorithms.flic.anchors import changes
-
         learner = self._learner(task, shared, personal, visits)
         parts, params = learner.terms.parts, learner.params
         learner.pretrain(self.first_anchors(task))
@@ -155,10 +140,6 @@ class Flic(FlicKeys):
         return {name: learner.params[name] for name in personal}
 
     def _learner(self, task: Task, shared: State, personal: State, visits: Visits, testing: bool = False) -> Learner:
-        from hpcfl.algorithms.flic.objective import Terms
-        from hpcfl.algorithms.flic.phases import Learner
-        from hpcfl.learning.optim import FINE_TUNING
-
         params = self._begun(task, shared, personal, visits)
         weights = self.lambda1, self.lambda2, self.draws or self.batch
         terms = Terms(task, self.parts(task), self._anchors(task, visits), *weights)
@@ -171,11 +152,6 @@ class Flic(FlicKeys):
         return {name: value.clone() for name, value in (task.replicate(shared, visits) | served | personal).items()}
 
     def _anchors(self, task: Task, visits: Visits) -> Anchors | TargetAnchors:
-        import torch
-
-        from hpcfl.algorithms.flic.anchors import Anchors, TargetAnchors, held
-        from hpcfl.base.device_copy import on_device
-
         _, dimension = self.size(task)
         if task.federation.classes == 1:
             return TargetAnchors(len(visits.clients), dimension)
@@ -183,10 +159,6 @@ class Flic(FlicKeys):
         return Anchors(held(task, visits.clients, groups), groups, dimension, self.distance, self.deviation)
 
     def server(self, task: Task, shared: State, sums: Sums) -> State:
-        import torch
-
-        from hpcfl.base.device_copy import on_device
-
         after = super().server(task, shared, sums)
         for kind in (MEANS, FACTORS):
             if kind in shared:
@@ -212,13 +184,9 @@ class Flic(FlicKeys):
         return self.covariances == "bures"
 
     def iterated_reduction(self, task: Task) -> IteratedReduction | None:
-        from hpcfl.algorithms.flic.barycenters import Barycenters
-
         return Barycenters(*self.size(task), self.tolerance, self.iterations) if self.iterates else None
 
     def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
-        from hpcfl.algorithms.flic.phases import REALIGNING, REALIGNING_AGAIN
-
         parts = self.parts(task)
         if self.evaluation == "stored":
             return parts.mixed(self._begun(task, shared, personal, visits))
@@ -233,8 +201,6 @@ class Flic(FlicKeys):
         return parts.mixed(learner.params)
 
     def adapted(self, task: Task, shared: State, visits: Visits, epochs: int) -> State:
-        import torch
-
         states = [self.init_client(task, int(client)) for client in visits.clients]
         personal = {name: torch.stack([state[name] for state in states]) for name in states[0]}
         learner = self._learner(task, shared, personal, visits, testing=True)

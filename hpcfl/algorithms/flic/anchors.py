@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from hpcfl.algorithms.flic.config import FACTORS, MEANS
 from hpcfl.base.device_copy import on_device
+from hpcfl.base.lazy import torch
 from hpcfl.base.rng import StepKey
 from hpcfl.base.types import Ints, State
 from hpcfl.learning.batches import Batch
 from hpcfl.learning.task import Task
-from hpcfl.math.gaussian import bures_factor_squared, moments
+from hpcfl.math import gaussian
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,11 @@ class Anchors:
     def distances(self, params: State, z: Tensor, batch: Batch) -> Tensor:
         """Return ``Σ_c W2²(μ_c, ν̂_c)`` over the classes in the batch, ``[c]``, of embedded samples z ``[c, B, k]``."""
         points, mask = gathered(z, self.groups[batch.y], batch.valid, self.slots)
-        empirical = moments(points, mask)
+        empirical = gaussian.moments(points, mask)
         means, factor = self._of(params[MEANS]), self._factors(params)
         if self.distance == "samples":
             means, factor = self._sampled(means, factor, mask, batch.key)
-        covariance = bures_factor_squared(factor, empirical.centred, empirical.count, self._ddof)
+        covariance = gaussian.bures_factor_squared(factor, empirical.centred, empirical.count, self._ddof)
         each = (means - empirical.mean).square().sum(-1) + covariance
         return torch.where(empirical.count > 0, each, 0.0).sum(1)
 
@@ -81,7 +82,7 @@ class Anchors:
 
     def losses(self, outputs: Tensor, drawn: Drawn) -> Tensor:
         """Return ``Σ_c 1/J Σ_j ℓ(c, g(Z))``, ``[c]``, from ``outputs [c, s, classes]``; ℓ of a group's probability."""
-        chances = F.log_softmax(outputs, -1)
+        chances = torch.nn.functional.log_softmax(outputs, -1)
         inside = self.groups == drawn.anchors.unsqueeze(-1)
         # the chance of a group of one class is that class's, to the last bit
         each = torch.logsumexp(chances.masked_fill(~inside, -torch.inf), -1)
@@ -113,7 +114,7 @@ class Anchors:
         """Return mean and factor of the moments of as many samples as `mask` ``[c, h, n]`` has rows."""
         counts = mask.sum(-1).amax(-1).tolist()
         noise = _times(self._noise(key, counts, "samples of anchors").to(means.dtype), factor)
-        empirical = moments(noise, mask)
+        empirical = gaussian.moments(noise, mask)
         spread = (empirical.count - self._ddof).clamp(min=1).to(noise.dtype).rsqrt()[..., None, None]
         return means + empirical.mean, (empirical.centred * spread).mT
 
@@ -185,7 +186,7 @@ def gathered(z: Tensor, groups: Tensor, valid: Tensor | None, slots: Tensor) -> 
 
 def _times(noise: Tensor, factor: Tensor | float) -> Tensor:
     """Return ``L ξ`` for rows ξ."""
-    return noise @ factor.mT if isinstance(factor, Tensor) else noise * factor
+    return noise @ factor.mT if isinstance(factor, torch.Tensor) else noise * factor
 
 
 def changes(params: State, served: State, weight: Tensor, holders: Tensor | None) -> dict[str, tuple[Tensor, Tensor]]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
 
 from hpcfl.algorithms.flic.anchors import Anchors, TargetAnchors
 from hpcfl.algorithms.flic.config import MEANS
 from hpcfl.base.errors import UsageError
+from hpcfl.base.lazy import torch
 from hpcfl.base.types import State
 from hpcfl.learning.batches import Batch
 from hpcfl.learning.task import Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 OWN = "own."
 """What begins the names of personal copies of shared tensors (L2GD)."""

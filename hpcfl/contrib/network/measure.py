@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from enum import IntEnum
-from importlib import import_module
 from math import isfinite
 from pathlib import Path
 from statistics import median
@@ -24,12 +23,25 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from rich.table import Table
 
 from hpcfl.base.errors import UsageError, cut
+from hpcfl.base.lazy import MPI, torch
 from hpcfl.contrib.network.model import Costs, Link, Rates, levels, look_seconds
 from hpcfl.data.formats.files import reading
+from hpcfl.launch.failure import raise_together
+from hpcfl.mpi import launcher, waiting
+from hpcfl.mpi.channel import direct
 from hpcfl.mpi.cores import cores
-from hpcfl.mpi.placement import lane_ranks
+from hpcfl.mpi.placement import Topology, lane_ranks
+from hpcfl.mpi.transfers import Transfers
+from hpcfl.mpi.waiting import Bandwidth, names, wait
+from hpcfl.realtime import orders
+from hpcfl.realtime.frames import frame_formats
+from hpcfl.realtime.lane import Lane
+from hpcfl.realtime.lanes import Lanes
+from hpcfl.realtime.outcome import ReceivedSums
+from hpcfl.sums.message import Block
 
 if TYPE_CHECKING:
     from hpcfl.base.types import Floats
@@ -120,15 +132,11 @@ def measured(comm: Any, file: Path) -> Network | None:
 
     UsageError where there are no two ranks, or no such folder.
     """
-    from hpcfl.launch.failure import raise_together
-
     if comm is None or comm.Get_size() < 2:
         raise UsageError(
             "hpcfl doctor --network measures between the server and other ranks: expected at least 2 ranks, got 1; "
             "did you mean mpirun -n 2 hpcfl doctor --network?"
         )
-    from hpcfl.mpi.waiting import names
-
     raise_together(comm, lambda: _check_folder(file) if comm.Get_rank() == 0 else None)
     return measure(comm, names(comm, socket.gethostname()), SECONDS)
 
@@ -143,10 +151,8 @@ def measure(comm: Any, hosts: Sequence[str], seconds: float) -> Network | None:
 
     `hosts` [ranks] are the names of the hosts: all ranks know them.
     """
-    from hpcfl.mpi import waiting
-
     if comm.Get_rank() == 0:
-        import_module("hpcfl.realtime.lanes")  # loads torch, which may take as long as all the rest
+        torch.empty(0)  # loads it, which may take as long as all the rest
     began, load = time.monotonic(), os.getloadavg()[0] / len(cores())
     waiting.Patience.crowd = hosts.count(hosts[comm.Get_rank()]) / len(cores())
     lanes = _lanes(hosts)
@@ -182,10 +188,6 @@ def _made(comm: Any, members: Sequence[int]) -> Any:
 
 def _answer(comm: Any, lanes: Sequence[Any]) -> None:
     """Do what the server says until it has all that it wants."""
-    from mpi4py import MPI
-
-    from hpcfl.mpi.waiting import wait
-
     room, order, ack = _Room(), np.zeros(4, dtype=np.int64), np.zeros(8, dtype=np.uint8)
     while order[0] != Op.END:
         wait([comm.Irecv(order, 0, ORDER)])
@@ -219,10 +221,6 @@ class _Server:
 
     def network(self, began: float, load: float) -> Network:
         """Measure part after part, each with its share of the time that is left."""
-        from mpi4py import MPI
-
-        from hpcfl.mpi import launcher
-
         here = [rank for rank in self.clients if self.hosts[rank] == self.hosts[0]]
         places = {"within": here, "between": [rank for rank in self.clients if rank not in set(here)]}
         places = {name: ranks for name, ranks in places.items() if ranks}
@@ -354,8 +352,6 @@ class _Server:
 
     def _look(self) -> tuple[float, float]:
         """Seconds of this thread for a look at no request, and for each one that nothing has come for."""
-        from mpi4py import MPI
-
         count = -(-REQUESTS // len(self.clients))
         rows = np.zeros((count * len(self.clients), 8), dtype=np.uint8)
         requests = [self.comm.Irecv(row, self.clients[n % len(self.clients)], LATER) for n, row in enumerate(rows)]
@@ -374,12 +370,6 @@ class _Server:
 
     def _sums(self) -> float:
         """Bytes per second at which the server adds up the frames of a round."""
-        import torch
-
-        from hpcfl.realtime.frames import frame_formats
-        from hpcfl.realtime.outcome import ReceivedSums
-        from hpcfl.sums.message import Block
-
         layout = ({"block": Block((NUMBERS,))},)
         formats = frame_formats(layout, 1)
         received: list[Any] = []
@@ -400,18 +390,6 @@ class _Server:
 
     def _lane(self) -> float:
         """Seconds of this thread for a lane of one rank in a round, its messages included: it leads to this process."""
-        from mpi4py import MPI
-
-        from hpcfl.mpi.channel import direct
-        from hpcfl.mpi.placement import Topology
-        from hpcfl.mpi.transfers import Transfers
-        from hpcfl.mpi.waiting import Bandwidth
-        from hpcfl.realtime.frames import frame_formats
-        from hpcfl.realtime.lane import Lane
-        from hpcfl.realtime.lanes import Lanes
-        from hpcfl.realtime.orders import Command, Op
-        from hpcfl.sums.message import Block
-
         layout, cohort, bandwidth = ({"block": Block((8,))},), np.arange(LANES), Bandwidth()
         state, frame = np.zeros(64, dtype=np.uint8), frame_formats(layout, 1)[0].zeros()[0].numpy()
         led, ranks = ([direct(MPI.COMM_SELF, 0, leads, n) for n in range(LANES)] for leads in (True, False))
@@ -422,9 +400,9 @@ class _Server:
         def once() -> float:
             start = time.thread_time()
             for lane in lanes.all:
-                lane.invite(Command(Op.VISIT, counted=lane.counted, cohort=cohort), [state])
+                lane.invite(orders.Command(orders.Op.VISIT, counted=lane.counted, cohort=cohort), [state])
             used = time.thread_time() - start
-            rooms = [(Command.empty(1, LANES), np.empty_like(state)) for _ in ranks]
+            rooms = [(orders.Command.empty(1, LANES), np.empty_like(state)) for _ in ranks]
             requests = [
                 request
                 for (control, data), room in zip(ranks, rooms)
@@ -499,8 +477,6 @@ class _Server:
 
     def _ask(self, op: Op, ranks: Sequence[int], size: int = 0, lane: int = 0) -> float:
         """Have an order carried out by ranks; return the seconds until all have acknowledged it."""
-        from mpi4py import MPI
-
         whole = self.room.of(size * len(ranks) if op is Op.GIVE else size)
         start = time.perf_counter()
         requests = self._begin(op, ranks, size, lane)
@@ -524,14 +500,10 @@ class _Server:
         return coming + [self.comm.Isend(order, rank, ORDER) for rank in ranks]
 
     def _wait(self, requests: list[Any]) -> None:
-        from hpcfl.mpi.waiting import wait
-
         wait(requests)
 
     def _all(self, requests: list[Any]) -> None:
         """Complete requests that only this thread is waited for: without naps."""
-        from mpi4py import MPI
-
         while not MPI.Request.Testall(requests):
             os.sched_yield()
 
@@ -561,8 +533,6 @@ def facts(comm: Any, file: Path) -> tuple[Any, dict[str, Any]] | None:
 
 def table(network: Network) -> Any:
     """Return it as a table of `rich`."""
-    from rich.table import Table
-
     costs, hosts = network.costs, len(network.hosts)
     title = f"{network.mpi} · {network.ranks} ranks on {hosts} host{'s' * (hosts > 1)} · {network.date}"
     links = {"within the server's host": costs.within, "between hosts": costs.between}

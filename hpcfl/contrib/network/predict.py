@@ -12,6 +12,9 @@ from hpcfl.base.types import Ints
 from hpcfl.contrib.network.measure import Network, read
 from hpcfl.contrib.network.model import Layout, Load, Prediction, fits, layouts, predict, two_levels
 from hpcfl.mpi.placement import TWO_LEVEL, Topology, lane_topologies, limit
+from hpcfl.realtime.frames import frame_formats
+from hpcfl.realtime.orders import Command
+from hpcfl.sums.packing import Packing
 
 if TYPE_CHECKING:
     from hpcfl.config import Config
@@ -112,10 +115,6 @@ def facts(job: Job, like: Like) -> Iterator[tuple[str, str]]:
 
 def loaded(job: Job, lanes: Sequence[Topology], cohort: Ints) -> Load:
     """Return what a round with this cohort carries on the lanes that take part, at most."""
-    from hpcfl.realtime.frames import frame_formats
-    from hpcfl.realtime.orders import Command
-    from hpcfl.sums.packing import Packing  # these load torch
-
     busy = [(lane, len(lane.turns(cohort, job.together))) for lane in lanes]
     busy = [(lane, turns) for lane, turns in busy if turns]
     widest, most = max(len(lane.ranks) for lane, _ in busy), max(lane.most(job.together) for lane, _ in busy)

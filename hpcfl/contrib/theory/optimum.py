@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from hpcfl.algorithms.fedlrgd.low_rank import flat, shaped
 from hpcfl.base.errors import RunError, UsageError
+from hpcfl.base.lazy import torch
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats, State
 from hpcfl.learning.task import Task
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from hpcfl.config import Config
 
 MOST = 2000  # parameters: Newton's steps factor a matrix of so many rows and columns
@@ -125,7 +126,7 @@ class PooledObjective:
 
     def descended(self, theta: Floats) -> Floats:
         """Where L-BFGS comes to from a start."""
-        from scipy.optimize import minimize  # a check that asks for Newton's steps alone does without
+        from scipy.optimize import minimize  # here: a check of the config only looks whether there is an optimum
 
         options = {"gtol": ROUGHLY, "ftol": 0.0, "maxiter": 10_000, "maxfun": 20_000, "maxcor": 30}
         end: Floats = minimize(self.value, theta, jac=self.gradient, method="L-BFGS-B", options=options).x

@@ -10,6 +10,7 @@ import numpy as np
 from hpcfl.algorithms.salf import Salf
 from hpcfl.base.errors import RunError
 from hpcfl.base.types import Floats, State
+from hpcfl.contrib.theory.optimum import PooledObjective
 from hpcfl.contrib.theory.salf_formulas import Convergence, uniform_reach, variance_bound, variance_factors
 from hpcfl.learning.batches import Visits
 from hpcfl.models.glm import Glm
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hpcfl.algorithms import Algorithm
-    from hpcfl.contrib.theory.optimum import PooledObjective
     from hpcfl.engine.job import Job
     from hpcfl.learning.task import Task
 
@@ -123,8 +123,6 @@ def convergence(job: Job) -> Convergence | None:
         return None
     if task.federation.server_train() or len(set(sizes)) > 1 or len(sizes) * task.parameter_count**2 > SOLVED:
         return None
-    from hpcfl.contrib.theory.optimum import PooledObjective
-
     users = [PooledObjective(task, [client], server=False) for client in range(len(sizes))]
     least, most = np.array([_curvatures(model, user) for user in users]).T
     if least.min() <= 0:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import SerializeAsAny, field_validator
 
+from hpcfl import store
 from hpcfl.base.config import ConfigBase, recorded
 from hpcfl.base.errors import RunError, UsageError, UserError, listed, refusal
 from hpcfl.base.registry import lookup
@@ -73,8 +74,6 @@ class Tape:
     @classmethod
     def read(cls, run: str) -> Tape:
         """Read a run folder; UsageError where there is none, or it cannot be replayed, or not whole."""
-        from hpcfl import store
-
         try:
             data = store.open_run(run)
         except UserError as error:
