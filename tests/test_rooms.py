@@ -61,7 +61,7 @@ def test_no_module_needs_itself() -> None:
 
 
 def test_a_newcomer_finds_few_rooms() -> None:
-    entries = {path.stem for path in PACKAGE.iterdir() if path.name != "__pycache__"}
+    entries = {path.stem for path in PACKAGE.iterdir() if path.name not in ("__pycache__", "py.typed")}
     assert entries == {"__init__", *ORDER}
     assert len(entries) <= 20
 

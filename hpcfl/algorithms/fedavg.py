@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from hpcfl.algorithms.local_sgd import LocalSgd, last
+from hpcfl.algorithms.local_sgd import LocalSgd, last, some
 
 if TYPE_CHECKING:
     from hpcfl.base.types import State
@@ -41,3 +41,9 @@ class FedAvg(LocalSgd):
             return {}
         alone = {name: value[None] for name, value in task.initial().items()}
         return {name: value[0] for name, value in self.optimiser.init(alone).items()}
+
+    def kept(self, params: State, memory: State) -> tuple[State, State]:
+        if not self.persist_optimizer:
+            return {}, memory
+        moments = some(memory, self.optimiser.init({name: value[:1] for name, value in params.items()}).keys())
+        return moments, some(memory, memory.keys() - moments.keys())

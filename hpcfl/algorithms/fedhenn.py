@@ -83,7 +83,7 @@ class FedHeNN(Local):
         """Return η_t of a round; the first one, number 0, has t = 1."""
         return self.eta * sqrt(round + 1)
 
-    def objective(self, task: Task, shared: State, visits: Visits) -> Objective | None:
+    def minimised(self, task: Task, shared: State, personal: State, visits: Visits) -> Objective | None:
         of = int(shared[ROUND])
         strength = self.strength(visits.round)
         if of < 0 or not strength:

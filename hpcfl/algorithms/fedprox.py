@@ -23,7 +23,7 @@ class FedProx(FedAvg):
     mu: float = Field(0.01, ge=0)
     """μ, which the authors tune for each problem; 0: FedAvg."""
 
-    def objective(self, task: Task, shared: State, visits: Visits) -> Objective | None:
+    def minimised(self, task: Task, shared: State, personal: State, visits: Visits) -> Objective | None:
         if not self.mu:
             return None
         served = task.replicate(shared, visits)

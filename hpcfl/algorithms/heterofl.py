@@ -158,7 +158,7 @@ class HeteroFl(FedAvg):
 
         return (yield from changed(work, sent))
 
-    def objective(self, task: Task, shared: State, visits: Visits) -> Objective | None:
+    def minimised(self, task: Task, shared: State, personal: State, visits: Visits) -> Objective | None:
         present, rates = self._present(task, visits), self._rates(task, visits)
         if set(rates) == {1.0} and not self.mask_labels:
             return None

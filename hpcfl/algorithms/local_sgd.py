@@ -31,8 +31,9 @@ import numpy as np
 from pydantic import Field
 
 from hpcfl.algorithms.base import Algorithm
-from hpcfl.base.errors import UsageError, check_within, no_meaning, refusal, toml
+from hpcfl.base.errors import RunError, UsageError, check_within, listed, no_meaning, refusal, toml
 from hpcfl.base.lazy import torch
+from hpcfl.learning.one_client import objective_of
 from hpcfl.learning.optim import Adam, AdamW, Sgd
 from hpcfl.sums.message import Block
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from hpcfl.algorithms.base import By, Client
     from hpcfl.base.types import Ints, State
     from hpcfl.learning.batches import Batch, Visits
+    from hpcfl.learning.one_client import ClientBatch
     from hpcfl.learning.optim import Optimizer
     from hpcfl.learning.task import Objective, Task
     from hpcfl.schedule.participation import Participation
@@ -94,6 +96,10 @@ class LocalTraining(Algorithm):
     @abstractmethod
     def train(self, task: Task, shared: State, params: State, memory: State, visits: Visits) -> Tensor:
         """Train in place, `memory` too; return each client's mean objective over its steps, ``[c]``."""
+
+    def kept_after(self, shared: State, params: State, memory: State) -> State:
+        """Return the memory of a chunk's clients after visits that have led to `params`."""
+        return memory
 
     @property
     def optimiser(self) -> Optimizer:
@@ -174,6 +180,7 @@ class LocalTraining(Algorithm):
             loss = visits.trained.loss
             if task.whole is not None:
                 task.whole.begin(visits.clients.tolist(), visits.trained.buffers)
+        memory = self.kept_after(shared, params, memory)
         weight = visits.weights(self.weights)
         yield {"loss": (loss, weight)}
         for names in reversed(task.layer_names()):
@@ -226,9 +233,46 @@ class LocalSgd(LocalTraining):
     weight_decay: float = Field(0.0, ge=0)
     """Penalty on the weights, not on the biases; ``adamw`` shrinks them by it, times the step size, before a step."""
 
-    def objective(self, task: Task, shared: State, visits: Visits) -> Objective | None:
-        """Return what the clients minimise; None: the mean loss."""
-        return None
+    def objective(self, params: State, batch: ClientBatch, shared: State, personal: State) -> Tensor:
+        """Return what one client minimises, a number: by default its mean loss.
+
+        Parameters
+        ----------
+        params : State
+            Its model in this step, ``{name: […]}``; gradients are by these.
+        batch : ClientBatch
+            The step's samples; `loss`, `outputs` and `latent` compute with them.
+        shared : State
+            What the server has sent to the round.
+        personal : State
+            What `init_client` and `after` have returned for it.
+        """
+        return batch.loss(params)
+
+    def after(self, params: State, shared: State, personal: State) -> State:
+        """Return what one client keeps after a visit that has led to `params`: by default what it had.
+
+        All are ``{name: […]}``, and the names are those of `personal`. It is kept if the visit counts.
+        """
+        return personal
+
+    def minimised(self, task: Task, shared: State, personal: State, visits: Visits) -> Objective | None:
+        """Return the `objective` of a chunk; None: the mean loss."""
+        if type(self).objective is LocalSgd.objective:
+            return None
+
+        def checked(*given: Any) -> Tensor:
+            value = self.objective(*given)
+            if not isinstance(value, torch.Tensor) or value.dim():
+                found = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+                raise RunError(f"algorithm.name = '{self.name}': objective returned {found}, expected a number")
+            return value
+
+        return objective_of(task, checked, shared, personal)
+
+    def kept(self, params: State, memory: State) -> tuple[State, State]:
+        """Return what of a chunk's memory is the optimiser's, and what is the author's."""
+        return {}, memory
 
     def local_steps(self, task: Task, visits: Visits, phase: int = 0) -> Iterator[Batch]:
         """Yield the batches of a visit's steps; each phase has an order of samples of its own."""
@@ -243,7 +287,7 @@ class LocalSgd(LocalTraining):
 
     def plain(self, method: type[LocalSgd]) -> bool:
         """Return whether a visit is SGD on the mean loss by the `train` of a method, and nothing else."""
-        same = {"train": method, "objective": LocalSgd, "local_steps": LocalSgd}
+        same = {"train": method} | dict.fromkeys(("objective", "minimised", "after", "local_steps"), LocalSgd)
         own = any(getattr(type(self), name) is not getattr(of, name) for name, of in same.items())
         own |= type(self).client not in (LocalSgd.client, PartlyPersonal.client)
         return self.optimizer == "sgd" and not own
@@ -258,9 +302,22 @@ class LocalSgd(LocalTraining):
         return np.array([self.visit_steps(int(samples))[0] for samples in visits.samples], dtype=np.int64)
 
     def train(self, task: Task, shared: State, params: State, memory: State, visits: Visits) -> Tensor:
-        objective = self.objective(task, shared, visits)
+        moments, personal = self.kept(params, memory)
+        objective = self.minimised(task, shared, personal, visits)
         batches = self.local_steps(task, visits)
-        return self.optimiser_in(visits.round).train(task, params, batches, memory or None, objective=objective)
+        return self.optimiser_in(visits.round).train(task, params, batches, moments or None, objective=objective)
+
+    def kept_after(self, shared: State, params: State, memory: State) -> State:
+        if type(self).after is LocalSgd.after:
+            return memory
+        moments, personal = self.kept(params, memory)
+        found: State = torch.func.vmap(self.after, in_dims=(0, None, 0))(params, shared, personal)
+        if found.keys() != personal.keys():
+            expected = f"{listed(personal)}, as it was given" if personal else "none"
+            raise RunError(
+                f"algorithm.name = '{self.name}': after returned {listed(found) or 'none'}, expected {expected}"
+            )
+        return moments | found
 
     def check(self, participation: Participation, known: bool = True) -> None:
         super().check(participation, known)

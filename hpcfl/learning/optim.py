@@ -23,6 +23,7 @@ FINE_TUNING = 2**20
 
 
 def zeros(state: State) -> State:
+    """Return tensors of zeros by the same names, of the same shapes and types."""
     return {name: torch.zeros_like(value) for name, value in state.items()}
 
 

@@ -1,4 +1,6 @@
-"""FedDyn and Ditto as those write them who know the documentation alone, against loops from their papers.
+"""FedDyn, Ditto and pFedMe as those write them who know the documentation alone, against loops from their papers.
+
+In two ways where there are two: the examples, and visits written out.
 
 Clients of 1, 3, 60, 7 and 300 samples, of whom one is never invited, in double precision: alone, in chunks, on ranks,
 and resumed.
@@ -6,6 +8,7 @@ and resumed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ import torch
 from helpers.loops import Clients
 from helpers.loops.ditto import ditto
 from helpers.loops.feddyn import feddyn
+from helpers.loops.pfedme import pfedme
 from hpcfl import store
 from hpcfl.config import from_table
 from hpcfl.engine.job import Job
@@ -24,16 +28,20 @@ from hpcfl.testing.runs import play, resume, same
 
 LAYERS = ["fc1", "fc2"]
 METHODS: dict[str, dict[str, Any]] = {
-    "feddyn": {"name": "helpers.newcomers.feddyn:FedDyn", "alpha": 0.2, "lr": 0.05},
-    "ditto": {"name": "helpers.newcomers.ditto:Ditto", "pull": 0.3, "lr": 0.02, "momentum": 0.9},
+    "feddyn": {"name": "feddyn:FedDyn", "alpha": 0.2, "lr": 0.05},
+    "ditto": {"name": "ditto:Ditto", "pull": 0.3, "lr": 0.02},
+    "pfedme": {"name": "pfedme:PFedMe", "pull": 2.0, "lr": 0.05, "eta": 0.2, "beta": 0.7, "inner": 3},
+    "feddyn, written out": {"name": "helpers.newcomers.feddyn:FedDyn", "alpha": 0.2, "lr": 0.05},
+    "ditto, with momentum": {"name": "helpers.newcomers.ditto:Ditto", "pull": 0.3, "lr": 0.02, "momentum": 0.9},
 }
-ROUNDS = 4
+LOOPS: dict[str, Callable[..., Any]] = {"feddyn": feddyn, "ditto": ditto, "pfedme": pfedme}
+ROUNDS, BATCH, EPOCHS = 4, 20, 2
 
 
 def values(method: str, per_chunk: int | bool) -> dict[str, Any]:
     return {
         **{"rounds": ROUNDS, "clients": len(SIZES), "seed": 4, "precision": "double", "batch_clients": per_chunk},
-        "algorithm": {**METHODS[method], "batch": 20, "epochs": 2},
+        "algorithm": {**METHODS[method], "batch": BATCH, "epochs": EPOCHS},
         "participation": {"invite": "uniform", "size": 3},
         "data": {"name": "hpcfl.testing.clients:Unequal"},
         "model": {"name": "mlp", "hidden": [4]},
@@ -50,19 +58,19 @@ def judged(method: str, run: Path) -> None:
     cohorts = [np.flatnonzero(row == 1).tolist() for row in store.open_run(run)["cohort"].values]
     assert len(cohorts) == ROUNDS
     assert len({client for cohort in cohorts for client in cohort}) == len(SIZES) - 1
-    keys = {key: value for key, value in config.algorithm.model_dump().items() if key != "name"}
-    clients = Clients(data, config.seed, LAYERS, keys.pop("batch"), keys.pop("epochs"))
-    loop = {"feddyn": feddyn, "ditto": ditto}[method]
-    shared, *others = loop(task.initial(), clients, cohorts, **keys)  # type: ignore[operator]
-    if method == "feddyn":
-        slopes, h = others
-        own = {client: {"slope." + name: value for name, value in each.items()} for client, each in slopes.items()}
-        extras = {"h." + name: value for name, value in h.items()}
-    else:
-        own, velocity = others
-        for client, each in velocity.items():
+    paper = method.partition(",")[0]
+    given = {key: value for key, value in METHODS[method].items() if key != "name"}
+    if method == "ditto":
+        given["momentum"] = 0.0
+    clients = Clients(data, config.seed, LAYERS, BATCH, EPOCHS)
+    shared, own, *others = LOOPS[paper](task.initial(), clients, cohorts, **given)
+    extras = others[0] if paper == "feddyn" else {}
+    if method == "feddyn, written out":
+        own = {client: {"slope." + name: value for name, value in each.items()} for client, each in own.items()}
+        extras = {"h." + name: value for name, value in extras.items()}
+    if method == "ditto, with momentum":
+        for client, each in others[0].items():
             own[client] |= {"velocity." + name: value for name, value in each.items()}
-        extras = {}
     saved = store.load(store.latest(run))  # type: ignore[arg-type]
     agree(shared, saved.shared)
     agree(extras, saved.extras)

@@ -314,7 +314,7 @@ def test_absent_logits_are_0_in_the_loss() -> None:
     data.held[0].train_labels[:] = [0, 1, 0, 1]
     task = Task(Mlp(hidden=()), data, 0)
     params = {"fc1.weight": torch.zeros(1, 3, 5), "fc1.bias": torch.tensor([[2.0, 1.0, 5.0]])}
-    objective = HeteroFl(rates=(1.0,)).objective(task, task.initial(), visits_of(task, [0]))
+    objective = HeteroFl(rates=(1.0,)).minimised(task, task.initial(), {}, visits_of(task, [0]))
     batch = Batch(torch.zeros(1, 1, 5), torch.zeros(1, 1, dtype=torch.int64), None, StepKey(0, 0, [0], 0))
     assert objective is not None
     assert float(objective(params, batch)) == pytest.approx(0.4076060, abs=1e-6)

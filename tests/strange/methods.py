@@ -116,12 +116,14 @@ FAULTY = {
     "HoldsTooFew": "IndexError: list index out of range",
     "SharesNothing": "KeyError: 'fc1.weight'",
     "SharesNumbers": "init_server returned a dict, expected tensors by name",
+    "OtherObjective": "objective returned [10, 3], expected a number",
+    "ObjectiveOfFloat": "objective returned float, expected a number",
+    "AfterForgets": "after returned none, expected fc1.weight, fc1.bias, fc2.weight, fc2.bias, as it",
     "ObjectiveWithoutGradient": "RuntimeError: element 0 of tensors does not require grad and does not",
     "TrainsNothing": "client sent 'loss' in round 0: expected a pair of tensors, value and",
 }
 RIGHT = {
     "Fair": "Fair",
-    "OtherObjective": "OtherObjective",
     "Tracked": "Fair",
     "Sends": "Fair",
     "Together": "Fair",

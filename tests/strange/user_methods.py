@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
-from hpcfl import Algorithm, FedAvg, keyed
+from hpcfl import Algorithm, FedAvg, keyed, zeros
 from hpcfl.sums.message import Block
 
 SEEN = []
@@ -771,13 +771,26 @@ class SharesNumbers(Fair):
 
 
 class OtherObjective(FedAvg):
-    def objective(self, task, shared, visits):
-        return lambda params, batch: task.losses(params, batch).sum()
+    def objective(self, params, batch, shared, personal):
+        return batch.outputs(params)
+
+
+class ObjectiveOfFloat(FedAvg):
+    def objective(self, params, batch, shared, personal):
+        return float(batch.loss(params))
+
+
+class AfterForgets(FedAvg):
+    def init_client(self, task, client):
+        return zeros(task.initial())
+
+    def after(self, params, shared, personal):
+        return {}
 
 
 class ObjectiveWithoutGradient(FedAvg):
-    def objective(self, task, shared, visits):
-        return lambda params, batch: task.losses(params, batch).detach()
+    def objective(self, params, batch, shared, personal):
+        return batch.loss(params).detach()
 
 
 class TrainsNothing(FedAvg):

@@ -41,7 +41,7 @@ class Mixing(Sound):
 class PaddedClasses(FedAvg):
     """Weighs classes by how many samples a batch has of each, those that only pad it among them."""
 
-    def objective(self, task, shared, visits):
+    def minimised(self, task, shared, personal, visits):
         def balanced(params, batch):
             each = task.loss.each(task.forward(params, batch.x), batch.y)
             counts = torch.nn.functional.one_hot(batch.y, task.federation.classes).sum(1)
