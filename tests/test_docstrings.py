@@ -11,6 +11,7 @@ import pytest
 import hpcfl
 from hpcfl.algorithms import algorithms
 from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.hooks import Hooks
 from hpcfl.base.config import ConfigBase
 from hpcfl.commands.list import field_texts
 from hpcfl.config import Config
@@ -54,7 +55,8 @@ def test_the_package_is_explained(name: str) -> None:
 
 
 def test_the_protocol_of_algorithms_is_explained() -> None:
-    methods = {name: value for name, value in vars(Algorithm).items() if not name.startswith("_") and callable(value)}
-    properties = {name: value for name, value in vars(Algorithm).items() if isinstance(value, property)}
+    hooks = vars(Hooks) | vars(Algorithm)
+    methods = {name: value for name, value in hooks.items() if not name.startswith("_") and callable(value)}
+    properties = {name: value for name, value in hooks.items() if isinstance(value, property)}
     assert methods.keys() >= {"client", "server", "init_server", "init_client", "invites"}
     assert [name for name, value in (methods | properties).items() if not value.__doc__] == []

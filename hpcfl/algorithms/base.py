@@ -48,20 +48,18 @@ personal to each client (by default nothing), and extras, which never leave the 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-
-from hpcfl.base.config import ConfigBase
-from hpcfl.base.errors import UsageError
+from hpcfl.algorithms.hooks import Extras as Extras
+from hpcfl.algorithms.hooks import Hooks
 from hpcfl.sums.message import Block
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.base.types import Ints, State
+    from hpcfl.algorithms.hooks import By as By
+    from hpcfl.algorithms.hooks import Recalled as Recalled
+    from hpcfl.base.types import State
     from hpcfl.data import Header
     from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
@@ -69,19 +67,11 @@ if TYPE_CHECKING:
     from hpcfl.schedule.participation import Participation
     from hpcfl.sums.message import Layout, Message, Sums
 
-    By = Literal["samples", "uniform"]
-
     Client = Generator[Message, None, State]
     """Yields messages as they become ready, returns the clients' new personal state."""
 
-    Recalled = Callable[[], Iterator[tuple[int, State]]]
-    """Yields all clients and their personal state, without a client axis."""
-
     Queries = Generator[State, Sums, State]
     """Yields queries, is sent the sums over the responses, returns what it has found."""
-
-Extras = Mapping[str, Any]
-"""What never leaves the server: tensors, floats and strings by name."""
 
 
 @dataclass(frozen=True)
@@ -142,49 +132,24 @@ class IteratedReduction(ABC):
         """
 
 
-class Algorithm(ConfigBase):
+class Algorithm(Hooks):
     """Base of all algorithms: the two functions, then what is optional, by what it is for. Defaults are FedAvg's.
+
+    What few methods need, and wrappers ask of all, is in `Hooks`.
 
     Attributes
     ----------
     layerwise : bool
         Layers leave one by one while the visit goes on, the last layer first, and each counts if it arrives in time.
         Otherwise a visit counts only if it is complete when the round closes.
-    snapshots : bool
-        What a visit would send if it stopped where it is can be told at each of its steps.
     any_shape : bool
         Clients may differ in the shape of their features; then nothing that depends on this shape is shared.
-    fresh : bool
-        The method needs new samples of a linear model in each round, and can do nothing with other data.
-    needs_rounds : str
-        Why messages of visits that began with different states cannot be added; empty where they can be.
-    shares_model : bool
-        Something of the model is shared. Otherwise there is nothing that a server optimiser could step along, or that
-        could count by its staleness.
-    sends_loss_only : bool
-        Nothing is sent but the training loss.
-    steps_alone : bool
-        The server takes a step with each visit, so that it takes no means over clients.
-    keeps_sent : bool
-        Clients keep what they have sent, and the server must know the sum of it: nothing may count by its staleness.
-    own_step : bool
-        The server's step gives what is shared a property that the step of a server optimiser would not keep, or adds
-        up numbers at other places than theirs.
     metric_columns : dict of str to str
         Names and meanings of its `metrics`.
     """
 
-    name: str
     layerwise: ClassVar[bool] = False
-    snapshots: ClassVar[bool] = False
     any_shape: ClassVar[bool] = False
-    fresh: ClassVar[bool] = False
-    needs_rounds: ClassVar[str] = ""
-    shares_model: ClassVar[bool] = True
-    sends_loss_only: ClassVar[bool] = False
-    steps_alone: ClassVar[bool] = False
-    keeps_sent: ClassVar[bool] = False
-    own_step: ClassVar[bool] = False
     metric_columns: ClassVar[dict[str, str]] = {}
 
     # ---- the two functions that make a method
@@ -210,13 +175,6 @@ class Algorithm(ConfigBase):
         """
         return {name: sums.moved(name, value) if name in sums else value for name, value in shared.items()}
 
-    def buffer_after(self, name: str, value: Tensor, sums: Sums) -> Tensor:
-        """Return a buffer of the model after the round, of which the shared model has `value`: by default as `server`.
-
-        `hpcfl.algorithms.buffered` asks for those that are no integers; `server` is told nothing of them.
-        """
-        return sums.moved(name, value)
-
     # ---- state: what is shared (the model), what each client keeps (nothing), what the server alone knows (nothing)
 
     def init_server(self, task: Task) -> State:
@@ -227,28 +185,13 @@ class Algorithm(ConfigBase):
         """Return a client's personal state before its first visit, without a client axis."""
         return {}
 
-    def personal(self, task: Task) -> set[str]:
-        """Return the names of the model's tensors that `init_client` begins with a client's own initial values."""
-        return set()
-
     def init_extras(self, task: Task) -> Extras:
         """Return what never leaves the server, before round 0."""
         return {}
 
-    def recalled(self, task: Task, extras: Extras, personal: Recalled) -> Extras:
-        """Return the extras with which a run goes on where some clients' personal state is of before their last visits.
-
-        So it is where a rank did not answer in time when a checkpoint was written, in real time. By default as saved.
-        """
-        return extras
-
     def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
         """Return what the server holds after the round. A method with extras overrides this, others `server`."""
         return replace(state, shared=self.server(task, state.shared, sums))
-
-    def shares_any(self, model: Model) -> bool:
-        """Return whether some of the model's tensors are shared, so that a server optimiser could step along them."""
-        return self.shares_model
 
     # ---- what is sent: in which layers, in which order
 
@@ -265,60 +208,6 @@ class Algorithm(ConfigBase):
         ]
         return ({"loss": Block((), task.dtype)}, *reversed(groups))
 
-    def holds(self, task: Task) -> Ints:
-        """Return which of its blocks' `parts` each client's visits hold, int64 [clients].
-
-        The clients of a chunk hold the same one.
-        """
-        return np.zeros(task.federation.clients, dtype=np.int64)
-
-    def sends(self, round: int) -> frozenset[str] | None:
-        """Return the names of the blocks that visits of this round may send; None: all of the layout.
-
-        In simulated time the others do not travel.
-        """
-        return None
-
-    def mean_weights(self) -> By:
-        """Return by what clients are weighted in the means of changes by which the server moves every layer.
-
-        UsageError where it does not move them by such means and nothing else: `[weighting]` then cannot correct them.
-        """
-        raise UsageError(
-            f"weighting.correct: algorithm.name = '{self.name}' does more with what clients send than to take weighted "
-            "means of their changes: expected 'none'"
-        )
-
-    # ---- visits that are cut short
-
-    def visit_steps(self, samples: int) -> tuple[int, int]:
-        """Return the local steps of a whole visit of a client with so many training samples, and the least that count.
-
-        By default (0, 0): a visit cannot be cut short after some of its steps. Where it can, it takes those that
-        `Visits.steps` says; `Task.batches` ends by itself.
-        """
-        return 0, 0
-
-    @property
-    def splits_last(self) -> bool:
-        """Whether visits can send the layers of the last of their steps one by one, see `last_step`."""
-        return False
-
-    @property
-    def steps_before(self) -> int:
-        """Return how many of a visit's local steps come before that whose layers leave one by one."""
-        return 0
-
-    # ---- what is computed at once
-
-    def samples_per_step(self, samples: int) -> int:
-        """Return how many samples a step takes of a client that has so many, where visits are computed at once.
-
-        That is where they are steps of `Task.fused` on the mean loss and nothing else: then no bit of what a visit
-        sends and keeps depends on who is in its chunk, and chunks may be computed together. By default 0: it may.
-        """
-        return 0
-
     # ---- what is refused
 
     def check(self, participation: Participation, known: bool = True) -> None:
@@ -330,51 +219,7 @@ class Algorithm(ConfigBase):
     def check_model(self, model: Model, header: Header) -> None:
         """Raise UsageError where a key does not go with the model or with what is known of the data."""
 
-    # ---- what all clients do, invited or not
-
-    @property
-    def between_rounds(self) -> str:
-        """Return which key lets all clients learn between rounds, "" where none does; in simulated time only."""
-        return ""
-
-    def between(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
-        """Return a chunk's personal state after what its clients do when a round has ended, ``{name: [c, …]}``.
-
-        All do it, invited or not, but those held out, with what is shared by then; `visits` is as for a test then. The
-        engine asks when the next round begins, never after the last one: a test must do it for itself.
-        """
-        return personal
-
-    # ---- rounds of several kinds
-
-    def invites(self, round: int) -> bool:
-        """Return whether anybody is invited in this round."""
-        return not self.clients_done(round)
-
-    def invites_all(self, round: int) -> bool:
-        """Return whether this round invites all clients and waits for all, whatever the participation says."""
-        return False
-
-    def clients_done(self, round: int) -> bool:
-        """Return True if neither this round nor a later one invites clients; once true it stays so.
-
-        The clients' ranks are then released, and the server goes on alone.
-        """
-        return False
-
-    def learning_rate(self, round: int) -> float:
-        """Return a round's step size; an update over it is taken for the mean gradient.
-
-        By default it is the key ``lr``, over ``1 + decay·round`` where there is a key ``decay``.
-        """
-        return float(getattr(self, "lr", 1.0) / (1 + getattr(self, "decay", 0.0) * round))
-
     # ---- sums that iterate
-
-    @property
-    def iterates(self) -> bool:
-        """Whether there is an iterated reduction; in real time it needs a lane for each rank."""
-        return False
 
     def iterated_reduction(self, task: Task) -> IteratedReduction | None:
         """Return the further sums over each round's messages, None where `iterates` is false."""
@@ -400,20 +245,3 @@ class Algorithm(ConfigBase):
     def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
         """Return the parameters ``{name: [c, …]}`` that the clients predict with."""
         return task.replicate(shared, visits)
-
-    @property
-    def adapt_epochs(self) -> int:
-        """Passes over its own data in which a client that never took part adapts; 0: this method cannot adapt."""
-        return 0
-
-    def personal_names(self, task: Task) -> set[str]:
-        """Return the names of the tensors that are a client's own and learn when it adapts."""
-        return set()
-
-    def adapted(self, task: Task, shared: State, visits: Visits, epochs: int) -> State:
-        """Return the parameters ``{name: [c, …]}`` of clients that never took part; needed where `adapt_epochs` > 0.
-
-        What is their own begins at its initial values and learns for `epochs` passes over their training data (0: it
-        does not learn). All else is as it is shared.
-        """
-        raise NotImplementedError

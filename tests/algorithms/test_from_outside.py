@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 import torch
 
+import hpcfl
+from helpers.launcher import ROOT
 from helpers.loops import Clients
 from helpers.loops.ditto import ditto
 from helpers.loops.feddyn import feddyn
@@ -25,6 +27,7 @@ from hpcfl.config import from_table
 from hpcfl.engine.job import Job
 from hpcfl.testing.clients import SIZES
 from hpcfl.testing.runs import play, resume, same
+from lines import lines_of_code
 
 LAYERS = ["fc1", "fc2"]
 METHODS: dict[str, dict[str, Any]] = {
@@ -34,6 +37,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "feddyn, written out": {"name": "helpers.newcomers.feddyn:FedDyn", "alpha": 0.2, "lr": 0.05},
     "ditto, with momentum": {"name": "helpers.newcomers.ditto:Ditto", "pull": 0.3, "lr": 0.02, "momentum": 0.9},
 }
+EXAMPLES = ("feddyn", "ditto", "pfedme")
 LOOPS: dict[str, Callable[..., Any]] = {"feddyn": feddyn, "ditto": ditto, "pfedme": pfedme}
 ROUNDS, BATCH, EPOCHS = 4, 20, 2
 
@@ -83,6 +87,19 @@ def agree(wanted: dict[str, Any], found: dict[str, Any]) -> None:
     assert wanted.keys() == found.keys()
     for name, value in wanted.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-12, atol=1e-12, err_msg=name)
+
+
+def test_an_author_meets_few_hooks() -> None:
+    own = vars(hpcfl.Algorithm).items()
+    assert sum(callable(value) or isinstance(value, property) for name, value in own if name[0] != "_") <= 15
+
+
+def test_what_the_page_shows_is_the_example() -> None:
+    page = (ROOT / "docs" / "howto" / "own-code.md").read_text(encoding="utf-8")
+    for name in EXAMPLES:
+        source = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
+        assert f"```python\n{source}```" in page, name
+        assert lines_of_code(source) <= 40, name
 
 
 @pytest.mark.parametrize("per_chunk", [False, 2, len(SIZES)], ids=["one by one", "pairs", "one chunk"])
