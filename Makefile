@@ -33,6 +33,7 @@ check: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tests/lines.py
 
 table2: .venv/ready
 	BIN="$(BIN)" sh jobs/table2.sh

@@ -66,6 +66,52 @@ def test_a_newcomer_finds_few_rooms() -> None:
     assert len(entries) <= 20
 
 
+LAZY = {"mpi4py", "pandas", "torch", "xarray"}
+"""What `hpcfl.base.lazy` loads when it is used."""
+UNLOADED = """
+import sys
+from importlib import import_module
+
+class Refuses:
+    def find_spec(self, name, path=None, target=None):
+        if name in sys.argv[2].split():
+            raise RuntimeError(name)
+
+sys.meta_path.insert(0, Refuses())
+for name in sys.argv[1].split():
+    import_module(name)
+"""
+
+
+def of_torch(path: Path) -> bool:
+    """Whether a module is made of torch's own classes, and so imports it."""
+    return any(
+        isinstance(node, ast.Import) and node.names[0].name == "torch" for node in ast.parse(path.read_text()).body
+    )
+
+
+def test_what_takes_long_to_load_is_lazy() -> None:
+    """But in the few modules that are made of it, which others know by name alone."""
+    rooms = {name: path for name, path in MODULES.items() if not name.startswith("hpcfl.testing")}
+    made_of = {name for name, path in rooms.items() if of_torch(path)}
+    assert len(made_of) <= 11
+    others = [name for name in rooms if name not in made_of]
+    subprocess.run([sys.executable, "-c", UNLOADED, " ".join(others), " ".join(LAZY)], check=True)
+
+
+def test_modules_import_at_their_top() -> None:
+    """Within functions only what a command need not load, or what may not be there."""
+    within = [
+        (name, node.lineno)
+        for name, path in MODULES.items()
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(function, ast.FunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
+    assert len({*within}) <= 40
+
+
 HIDDEN = """
 import sys
 from importlib import import_module
