@@ -85,9 +85,9 @@ for name in sys.argv[1].split():
 
 def of_torch(path: Path) -> bool:
     """Whether a module is made of torch's own classes, and so imports it."""
-    return any(
-        isinstance(node, ast.Import) and node.names[0].name == "torch" for node in ast.parse(path.read_text()).body
-    )
+    tops = ast.parse(path.read_text(encoding="utf-8")).body
+    imports = [node.names[0].name for node in tops if isinstance(node, ast.Import)]
+    return "torch" in [*imports, *(node.module for node in tops if isinstance(node, ast.ImportFrom))]
 
 
 def test_what_takes_long_to_load_is_lazy() -> None:

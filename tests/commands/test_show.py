@@ -11,7 +11,6 @@ import pytest
 
 from helpers.recorded import config, curve, write_run
 from hpcfl import store
-from hpcfl.base import console
 from hpcfl.commands import show
 from hpcfl.commands.cli import main
 from hpcfl.store import run_file
@@ -95,7 +94,7 @@ def test_no_number_is_cut_on_a_narrow_terminal(capsys: Any, monkeypatch: Any, sw
     _, *rows = cells(capsys, sweep, tmp_path / name)
     numbers = {cell for row in rows for cell in row[3:]}
     assert "123456.7890" in numbers
-    monkeypatch.setattr(console, "terminal_width", lambda: 80)
+    monkeypatch.setattr("hpcfl.commands.cli.terminal_width", lambda: 80)
     assert main(["show", str(sweep), str(tmp_path / name)]) == 0
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 80

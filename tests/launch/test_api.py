@@ -138,7 +138,7 @@ def test_threads_that_cannot_be_set_are_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     there = torch.get_num_threads()
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    monkeypatch.setattr("hpcfl.launch.run.torch.set_num_threads", lambda count: None)
     hpcfl.run({**VALUES, "threads": there + 1}, out=tmp_path / "out")
     line = f"hpcfl: threads = {there + 1}: torch was loaded before, and keeps {there}"
     assert capsys.readouterr().err.splitlines() == [line]

@@ -235,7 +235,7 @@ def test_how_it_is_computed_is_decided_once(
     half = shutil.copytree(whole, tmp_path / "half")
     recorded = json.loads(hpcfl.open_run(whole).attrs["computing"])
     assert recorded["how"] == how
-    monkeypatch.setattr(tracing, "_vmap_fails", lambda *_: "this is another machine")
+    monkeypatch.setattr("hpcfl.models.modules.tracing._vmap_fails", lambda *_: "this is another machine")
     monkeypatch.setattr(Fused, "apart", lambda *_: 1.0)
     assert task_of(name).computing == "looped"
     assert hpcfl.open_models(half).task.computing == how

@@ -161,7 +161,7 @@ def gathered(task: Task, state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def test_static_ones_are_gathered_for_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batchnorm, "BATCH", 4)
+    monkeypatch.setattr("hpcfl.learning.batchnorm.BATCH", 4)
     own = rounds(FedAvg(lr=0.1, batch=4), "static", per_chunk=1)
     task, kept = own.job.task, rounds(FedAvg(lr=0.1, batch=4), "keep", per_chunk=1)
     for round_ in range(2):
@@ -257,7 +257,7 @@ class Stage(Model):
 def test_what_is_too_much_to_tell_or_cannot_be_kept_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "MOST", 5)
+    monkeypatch.setattr("hpcfl.learning.build.MOST", 5)
     said = r"integer buffer seen of 2 numbers, of which 3 clients tell all theirs: expected at most 5 .* = 'local'\?"
     with pytest.raises(UsageError, match=said):
         task_of("mean", COUNTER)
