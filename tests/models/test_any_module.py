@@ -27,7 +27,6 @@ from hpcfl.learning.fused import Fused, formed
 from hpcfl.learning.optim import Sgd
 from hpcfl.learning.task import Task
 from hpcfl.models import Model, model_class
-from hpcfl.models.modules import tracing
 from hpcfl.models.modules.module import Whole
 from hpcfl.testing.runs import play, resume, same, table, toml
 

@@ -20,7 +20,7 @@ from hpcfl.algorithms.fedrep import FedRep
 from hpcfl.algorithms.salf import Salf
 from hpcfl.base.errors import UsageError
 from hpcfl.commands.cli import main
-from hpcfl.learning import batchnorm, build
+from hpcfl.learning import batchnorm
 from hpcfl.learning.config import TaskConfig
 from hpcfl.learning.evaluate import client_scores
 from hpcfl.learning.task import Task
