@@ -7,48 +7,72 @@ all clients' windows begin alike, and all units have their turn. All else is as 
 from __future__ import annotations
 
 from math import floor
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
-from hpcfl.algorithms.base import ServerState
 from hpcfl.algorithms.heterofl import HeteroFl
+from hpcfl.algorithms.wrapped import changed
 from hpcfl.models.modules import narrow
+from hpcfl.sums.message import HELD
 
 if TYPE_CHECKING:
-    from hpcfl.algorithms.base import Extras
+    from torch import Tensor
+
+    from hpcfl.algorithms.base import Client
     from hpcfl.base.types import State
+    from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
-    from hpcfl.sums.message import Sums
+    from hpcfl.sums.message import Message
 
 
 class FedRolex(HeteroFl):
-    """HeteroFL with windows that roll over the units of each hidden layer."""
+    """HeteroFL with windows that roll over the units of each hidden layer.
+
+    Visits compute their window, and send it at its place in the whole model: what comes late is of the units that the
+    client had, whichever windows have followed.
+    """
 
     name: Literal["fedrolex"] = "fedrolex"  # type: ignore[assignment]
     windows: Literal["paper", "released"] = "paper"
     """``paper``: ⌊βK⌋ units, at least one, from unit j in round j (eq. 3). ``released``: ⌈βK⌉ from unit −j, as in the
     authors' code."""
-    needs_rounds: ClassVar[str] = "its windows of units roll with them, so that older changes belong to other units"
-    own_step: ClassVar[bool] = True  # it adds up windows, and puts them back to their units itself
+
+    @property
+    def sends_whole(self) -> bool:
+        return True
 
     def units(self, rate: float, whole: int) -> int:
         return super().units(rate, whole) if self.windows == "released" else max(1, floor(rate * whole + 1e-9))
 
-    def init_extras(self, task: Task) -> Extras:
-        return {"rounds": 0.0}
-
     def placed(self, task: Task, shared: State, round: int) -> State:
-        return self._turned(task, shared, round if self.windows == "paper" else -round)
+        axes, start = narrow.hidden_axes(task.layers), self._start(round)
+        return {name: turned(value, axes[name], start) for name, value in shared.items()}
 
-    def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
-        """Take the step with the units in the order in which clients had them, and bring them back to theirs."""
-        done = int(state.extras["rounds"])
-        shared = self.server(task, self.placed(task, state.shared, done), sums)
-        return ServerState(self.placed(task, shared, -done), {**state.extras, "rounds": done + 1.0})
+    def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
+        axes, start = narrow.hidden_axes(task.layers), self._start(visits.round)
 
-    def _turned(self, task: Task, shared: State, start: int) -> State:
-        """Return the model with the units of hidden layers from number `start` (mod K) on first."""
-        turned, axes = dict(shared), narrow.hidden_axes(task.layers)
-        for name in shared:
-            for axis, whole in axes[name].items():
-                turned[name] = turned[name].roll(-(start % whole) * (shared[name].shape[axis] // whole), axis)
-        return turned
+        def back(name: str, value: Tensor) -> Tensor:
+            whole = value.new_zeros(len(value), *shared[name].shape)
+            whole[tuple(map(slice, value.shape))] = value
+            return turned(whole, {axis + 1: units for axis, units in axes[name].items()}, -start)
+
+        def sent(message: Message) -> Message:
+            found: dict[str, tuple[Tensor, Tensor]] = {}
+            for name, (value, weight) in message.items():
+                of = name.removeprefix(HELD)
+                found[name] = (back(of, value), weight) if of in shared else (value, weight)
+                masked = HELD + name in message or name not in shared
+                if not masked and self.narrows(shared[name].shape, axes[name]):
+                    found[HELD + name] = back(name, value.new_ones(value.shape)), weight
+            return found
+
+        return (yield from changed(super().client(task, shared, personal, visits), sent))
+
+    def _start(self, round: int) -> int:
+        return round if self.windows == "paper" else -round
+
+
+def turned(value: Tensor, axes: dict[int, int], start: int) -> Tensor:
+    """Return a tensor with the units of hidden layers from number `start` on first; `axes` have so many units."""
+    for axis, whole in axes.items():
+        value = value.roll(-(start % whole) * (value.shape[axis] // whole), axis)
+    return value

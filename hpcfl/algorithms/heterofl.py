@@ -81,6 +81,11 @@ class HeteroFl(FedAvg):
         if self.mask_labels and header.targets:
             raise refusal("algorithm.mask_labels", "false where labels are real numbers", True, False)
 
+    @property
+    def sends_whole(self) -> bool:
+        """Whether visits send the whole model with a mask, and not the part that they hold."""
+        return self.redraw
+
     def mean_weights(self) -> By:
         return Algorithm.mean_weights(self)  # its means are over the holders of each coordinate
 
@@ -115,6 +120,10 @@ class HeteroFl(FedAvg):
         sizes = {axis: shape[axis] // whole * self.units(rate, whole) for axis, whole in narrow.items()}
         return tuple(sizes.get(axis, size) for axis, size in enumerate(shape))
 
+    def narrows(self, shape: Shape, narrow: dict[int, int]) -> bool:
+        """Return whether anybody holds less than all of a tensor."""
+        return any(self.held(shape, narrow, rate) != shape for rate in self.rates)
+
     def layout(self, task: Task) -> Layout:
         axes, last, groups = narrow.hidden_axes(task.layers), task.layer_names()[-1], []
         if min(self.rates) < 1 and not any(axes.values()):
@@ -125,9 +134,9 @@ class HeteroFl(FedAvg):
             blocks = {}
             for name, block in group.items():
                 parts = tuple(self.held(block.shape, axes.get(name, {}), rate) for rate in self.rates)
-                narrower = set(parts) != {block.shape}
-                blocks[name] = replace(block, parts=parts if narrower and not self.redraw else ())
-                if (self.mask_labels and name in last) or (narrower and self.redraw):
+                narrower = self.narrows(block.shape, axes.get(name, {}))
+                blocks[name] = replace(block, parts=parts if narrower and not self.sends_whole else ())
+                if (self.mask_labels and name in last) or (narrower and self.sends_whole):
                     blocks[HELD + name] = replace(blocks[name], mask=True)
             groups.append(blocks)
         return tuple(groups)

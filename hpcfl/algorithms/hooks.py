@@ -49,8 +49,7 @@ class Hooks(ConfigBase):
     keeps_sent : bool
         Clients keep what they have sent, and the server must know the sum of it: nothing may count by its staleness.
     own_step : bool
-        The server's step gives what is shared a property that the step of a server optimiser would not keep, or adds
-        up numbers at other places than theirs.
+        The server's step gives what is shared a property that the step of a server optimiser would not keep.
     """
 
     name: str

@@ -169,7 +169,7 @@ def test_only_what_is_shared_and_learnt_has_moments() -> None:
     assert {name for name in plain.state if torch.equal(plain.state[name], adam.state[name])} == head
 
 
-@pytest.mark.parametrize("name", sorted({*algorithms()} - {"local", "linear_fedrep", "fedhenn", "fedrolex"}))
+@pytest.mark.parametrize("name", sorted({*algorithms()} - {"local", "linear_fedrep", "fedhenn"}))
 def test_every_method_takes_its_steps(name: str) -> None:
     """The first round in which it moves the model goes elsewhere than without, and its moments are checked in."""
     jobs = [Job.of(from_table(values(name) | {"server": server}), None, 1) for server in ({}, {"optimizer": "yogi"})]
@@ -254,11 +254,6 @@ def test_a_device_beside_the_cpu(name: str, solo: Any, tmp_path: Path, monkeypat
         ("salf-digits", ["server.optimizer=adam", "server.betas=[1.0, 0.5]"], r"server.betas: expected less than 1"),
         ("salf-digits", ["server.optimizer=adams"], r"server.optimizer: expected .*; did you mean 'adam'\?"),
         ("srpfl-linear", ["server.optimizer=adam"], r"algorithm.name = 'linear_fedrep' has steps of its own"),
-        (
-            "heterofl-digits",
-            ["algorithm.name=fedrolex", "server.optimizer=momentum"],
-            r"algorithm.name = 'fedrolex' has steps of its own",
-        ),
         (
             "fedavg-digits",
             ["server.optimizer=adam", "participation.close=first", "participation.first=4", "doubling.when=gradient"],

@@ -222,7 +222,6 @@ def test_participation_refuses(rules: dict[str, Any], match: str) -> None:
         ({"algorithm": {"name": "flic"}}, "'flic' needs rounds: .*'all'"),
         ({"algorithm": {"name": "flic"}, "participation": SOME}, "'flic' needs rounds: "),
         ({"algorithm": {"name": "fedlrgd"}}, "'fedlrgd' needs rounds: "),
-        ({"algorithm": {"name": "fedrolex"}}, "'fedrolex' needs rounds: its windows of units roll .*'all'"),
         ({"doubling": {"when": "plateau"}}, "doubling.when"),
         ({"weighting": {"correct": "estimated"}}, "weighting.correct"),
         ({"weighting": {"correct": "known"}}, "weighting.correct"),

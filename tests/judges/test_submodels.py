@@ -51,7 +51,9 @@ CASES: dict[str, tuple[dict[str, Any], Units]] = {
     "redrawn": ({"name": "heterofl", "redraw": True}, first),
     "yogi": ({"name": "heterofl"}, first),
     "fedrolex": ({"name": "fedrolex", "redraw": True}, rolling),
+    "rolling": ({"name": "fedrolex", "mask_labels": False}, rolling),
     "released": ({"name": "fedrolex", "windows": "released", "weights": "samples"}, released),
+    "rolling yogi": ({"name": "fedrolex"}, rolling),
 }
 
 
@@ -60,7 +62,7 @@ CASES: dict[str, tuple[dict[str, Any], Units]] = {
 def test_submodels(tmp_path: Path, case: str, chunk: int) -> None:
     keys, units = CASES[case]
     algorithm = {**FIT, "assign": "clients", "rates": RATES, **keys}
-    more = {"server": YOGI} if case == "yogi" else {}
+    more = {"server": YOGI} if "yogi" in case else {}
     found = world.play(tmp_path, algorithm=algorithm, participation=world.SOME, batch_clients=chunk, **more)
     by = world.weights(keys.get("weights", "uniform"))
     w, losses = heterofl(
@@ -76,14 +78,16 @@ def test_submodels(tmp_path: Path, case: str, chunk: int) -> None:
 PACES = np.array([0.9, 3.5, 1.7, 0.4, 2.6, 90.0])
 
 
+@pytest.mark.parametrize("name", ["heterofl", "fedrolex"])
 @pytest.mark.parametrize(("chunk", "redraw", "masked"), [(1, False, True), (4, True, False)])
-def test_submodels_in_a_buffer(tmp_path: Path, chunk: int, redraw: bool, masked: bool) -> None:
-    """FedBuff number by number: the mean is over the visits that hold it."""
+def test_submodels_in_a_buffer(tmp_path: Path, chunk: int, redraw: bool, masked: bool, name: str) -> None:
+    """FedBuff number by number: the mean is over the visits that hold it, whatever windows there are by now."""
     keys = {"redraw": redraw, "mask_labels": masked}
+    units = first if name == "heterofl" else rolling
     found = world.play(
         tmp_path,
         rounds=6,
-        algorithm={"name": "heterofl", **FIT, "assign": "clients", "rates": RATES, "weights": "samples", **keys},
+        algorithm={"name": name, **FIT, "assign": "clients", "rates": RATES, "weights": "samples", **keys},
         participation={"close": "arrivals", "buffer": 3, "concurrency": 4},
         staleness={"weight": "polynomial", "a": 0.7},
         speed=PACES,
@@ -93,7 +97,7 @@ def test_submodels_in_a_buffer(tmp_path: Path, chunk: int, redraw: bool, masked:
     def work(w: Numbers, i: int, version: int, number: int) -> Numbers:
         rate, steps = (dealt if redraw else fixed)(version, i), world.batches(version, i, phase=2**16 * number)
         how: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "decay": 0.01, "masked": masked}
-        return visit(whole(w, start), world.clients()[i], steps, rate, partial(first, version, rate), **how)[0]
+        return visit(whole(w, start), world.clients()[i], steps, rate, partial(units, version, rate), **how)[0]
 
     start, rule = world.start(), arrivals.fedbuff(lambda x: arrivals.polynomial(x, 0.7), world.weights(), move)
     world.near(found.shared, whole(arrivals.played(numbers(start), arrivals.trace(found.rows), work, rule), start))

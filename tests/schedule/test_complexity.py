@@ -138,7 +138,7 @@ HAND: dict[str, tuple[Callable[[int, int], tuple[int, int]], float | tuple[int, 
     "fedhenn": (lambda n, h: (n, n + ceil(n / 10) * 12), 12 * 13 // 2 + 1, MLP),
     "fednova": (lambda n, h: (n, n), MLP + 1, MLP),  # and its number of steps
     "fedprox": (lambda n, h: (n, n), MLP, MLP),  # the proximal term takes no sample
-    "fedrolex": (lambda n, h: (n, n), NARROW, MLP),
+    "fedrolex": (lambda n, h: (n, n), MLP, MLP),  # at its place in the whole model
     "fedrep": (lambda n, h: (2 * n + n, 2 * n + n), 65 * 16, MLP),  # the head's two passes, one of the representation
     # once the alignment; then φ, β and α, each n, the latter two with 4 draws of h anchors in each step of 20; at last
     # the anchors, in one step by n samples and 4 draws of each. Sent are α and 6 anchors of 4 + 16 numbers
