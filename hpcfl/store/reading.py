@@ -52,7 +52,7 @@ from hpcfl.store.columns import (
 from hpcfl.store.integrity import RUN, damage, of_another, one_line
 from hpcfl.store.status import read_status
 
-INTERNAL = ("segments", "sealed", "coordinates", "parts", "manifest", "rows")
+INTERNAL = ("format", "segments", "sealed", "coordinates", "parts", "rows")
 """Attributes of run.h5 that are about the file rather than the run."""
 HEADER = "header"
 """A sealed segment's description of its columns and labels, as bytes of JSON."""
@@ -153,10 +153,10 @@ def run_folder(path: Path | str) -> Path:
 
 
 def run_attributes(run_dir: Path) -> dict[str, Any]:
-    """The attributes of run.h5; UsageError where it cannot be read, RunError where it is damaged."""
+    """The attributes of run.h5; UsageError where it cannot be read, or has another format, RunError where damaged."""
     with _table(run_dir) as file:
         attributes = attributes_of(file)
-    if "manifest" in attributes and not _alone(run_dir) and not (run_dir / manifest.NAME).exists():
+    if not _alone(run_dir) and not (run_dir / manifest.NAME).exists():
         tell(f"{run_dir / manifest.NAME} is missing: what is read of this run is not checked")
     return attributes
 

@@ -19,6 +19,7 @@ import numpy as np
 from hpcfl.base.errors import RunError, UsageError
 from hpcfl.store import inside, manifest
 from hpcfl.store.atomic import clean, created, number_of, numbered, replace
+from hpcfl.store.attributes import RUN_FORMAT
 from hpcfl.store.checkpoints import saved
 from hpcfl.store.columns import (
     Array,
@@ -116,18 +117,13 @@ def seal(run_dir: Path, force: bool = False) -> None:
         doubt = "" if other.here else ", or was killed there"
         raise UsageError(f"'{run_dir}' is still running as process {other.pid} on {other.host}{doubt}")
     with owned(run_dir, force):
+        paths = segment_paths(run_dir)
         for folder in (run_dir, run_dir / "metrics", run_dir / "checkpoints"):
             clean(folder)
-        paths = segment_paths(run_dir)
         _list(run_dir, paths)
         changed = [_seal_segment(path) for path in paths]
         table = run_attributes(run_dir)
-        if (
-            any(changed)
-            or "manifest" not in table
-            or not table["sealed"]
-            or json.loads(table["segments"]) != [path.name for path in paths]
-        ):
+        if any(changed) or not table["sealed"] or json.loads(table["segments"]) != [path.name for path in paths]:
             rebuild(run_dir)
 
 
@@ -167,7 +163,7 @@ def _write(run_dir: Path, attributes: Mapping[str, str], facts: Sequence[Fact], 
     with replace(run_dir / "run.h5") as new:
         with created(new, libver=FORMAT) as file:
             file.attrs.update(attributes)
-            file.attrs["manifest"] = 1  # there is one
+            file.attrs["format"] = RUN_FORMAT
             file.attrs["segments"] = json.dumps([part.path.name for part in parts])
             file.attrs["rows"] = "in metrics/ beside this file; without that folder all of them read as not recorded"
             file.attrs["sealed"] = int(all(part.sealed for part in parts))
