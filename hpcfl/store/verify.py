@@ -156,7 +156,7 @@ def _lacking(run_dir: Path, found: Findings) -> None:
                 f"{what}, though they were done" if part.layout else f"{what}, since before it was sealed"
             )
     missing = []
-    if checkpoints and not checkpoints[-1].suffix and f"checkpoints/{checkpoints[-1].name}" not in found.damaged:
+    if checkpoints and f"checkpoints/{checkpoints[-1].name}" not in found.damaged:
         missing = lacking(checkpoints[-1])
     if done and parts and parts[-1].total not in {number_of(path) for path in checkpoints}:
         missing.append(f"round-{parts[-1].total:06d}")
@@ -169,11 +169,8 @@ def _checkpoint(path: Path, found: Findings) -> None:
     if reason and not os.path.lexists(path):  # the run goes on and has removed it
         return
     found.files += 1
-    name = f"checkpoints/{path.name}"
     if reason:
-        found.damaged[name] = reason
-    elif path.is_file() and is_closed(path):
-        found.unchecked[name] = NO_DIGEST
+        found.damaged[f"checkpoints/{path.name}"] = reason
 
 
 def _status(run_dir: Path, found: Findings) -> None:
