@@ -144,19 +144,15 @@ def rebuild(run_dir: Path, changed: Mapping[str, str] | None = None) -> None:
 
 
 def _list(run_dir: Path, segments: Sequence[Path]) -> None:
-    """List what is there and not listed: an earlier version wrote it, or the manifest is damaged or gone."""
-    names = ["run.h5", *(f"metrics/{path.name}" for path in segments if is_closed(path))]
+    """Make the manifest anew where it is damaged or gone."""
     try:
-        known = manifest.read(run_dir)
+        manifest.read(run_dir)
     except RunError as error:
         if (run_dir / manifest.NAME).exists():
             if not isinstance(error, manifest.DamagedError):
                 raise
             tell(f"{error}; it is made anew from the files as they are")
-        manifest.add(run_dir, names, anew=True)
-        return
-    if new := [name for name in names if name not in known]:
-        manifest.add(run_dir, new)
+        manifest.write(run_dir, ["run.h5", *(f"metrics/{path.name}" for path in segments if is_closed(path))])
 
 
 def _write(run_dir: Path, attributes: Mapping[str, str], facts: Sequence[Fact], parts: Sequence[Part]) -> None:

@@ -115,7 +115,7 @@ def _segment(run_dir: Path, name: str, known: Mapping[str, Any] | None, found: F
             elif name in (known or {}):
                 reason = manifest.damage_of(run_dir, name)
             else:
-                reason = _of_earlier_version(path)
+                reason = _unreadable(path)
                 found.unchecked |= {} if reason else {name: NO_DIGEST}
     except FileNotFoundError:
         reason = "it is missing"
@@ -126,7 +126,7 @@ def _segment(run_dir: Path, name: str, known: Mapping[str, Any] | None, found: F
     found.damaged |= {name: reason} if reason else {}
 
 
-def _of_earlier_version(path: Path) -> str:
+def _unreadable(path: Path) -> str:
     """Return why a segment without digest cannot be read, "" where it can."""
     if not is_closed(path):
         return "it does not begin as a segment does"
