@@ -94,7 +94,7 @@ def attributes_of(file: h5py.File) -> dict[str, Any]:
     """
     found = {name: file.attrs[name] for name in file.attrs}
     number = found.get("format")
-    if not isinstance(number, np.integer) or number != RUN_FORMAT:
+    if "config" in found and (not isinstance(number, np.integer) or number != RUN_FORMAT):
         has = "no format number" if number is None else f"format {cut(str(number), VALUE)}"
         folder = Path(file.filename).parent
         raise FormatError(f"run folder '{folder}' has {has}, this version of hpcfl reads format {RUN_FORMAT}")
