@@ -72,13 +72,6 @@ def test_run_again_with_another_config_is_refused(capsys: pytest.CaptureFixture[
     assert shown(capsys, "one") == before
 
 
-def test_a_run_of_an_earlier_version_which_reckoned_unasked_is_gone_on_with(capsys: pytest.CaptureFixture[str]) -> None:
-    recorded = ("--set", "oracle.record=true", "--set", "oracle.phi=100")
-    assert main(["run", "fedavg-digits", *FEW, *recorded, "--out", "one", "--quiet"]) == 0
-    assert main(["run", "fedavg-digits", *FEW, "--out", "one", "--resume"]) == 0
-    assert capsys.readouterr().out == "'one' is done already\n"
-
-
 def test_a_diverged_run_is_not_gone_on_with(capsys: pytest.CaptureFixture[str]) -> None:
     from hpcfl import store
 

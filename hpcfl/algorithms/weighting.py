@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -29,14 +29,6 @@ class Weighting(ConfigBase):
     mean: Literal["arrived", "all"] = "arrived"
     """Over whom the changes since what is remembered are averaged (``remembered``). ``arrived``: those who arrived
     (FedVARP). ``all``: all clients (MIFA)."""
-
-    @classmethod
-    def from_table(cls, table: Any, where: str, recorded: bool = False) -> Weighting:
-        """Return the section in a table; what runs recorded while none was cut by default says so."""
-        if recorded and isinstance(table, dict) and table.get("cutoff", 0) is None:
-            whole = {"cutoff": 0} if table.get("correct") == "estimated" else {}
-            table = {key: value for key, value in table.items() if key != "cutoff"} | whole
-        return super().from_table(table, where, recorded)
 
     def check(self, algorithm: Algorithm, participation: Participation, known: bool) -> None:
         """Raise UsageError where keys do not go together, or not with the method or with how rounds close.

@@ -18,21 +18,17 @@ DEPTH = 20
 class ConfigBase(BaseModel):
     """A part of the config: immutable, no unknown keys, no conversions, no infinities.
 
-    The string below a field is its key's meaning. A key that had another name stands in `renamed`: the old name is
-    refused with the new one, and understood in the configs that runs have recorded. Keys in `paths` name files, in the
-    data folder or the working directory; a run records where they are and their digests.
+    The string below a field is its key's meaning. Keys in `paths` name files, in the data folder or the working
+    directory; a run records where they are and their digests.
     """
 
     # validators are made when they are first asked for: of the classes that are loaded, a config uses few
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False, defer_build=True)
-    renamed: ClassVar[Mapping[str, str]] = {}
     paths: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
-    def from_table(cls: type[C], table: Any, where: str, recorded: bool = False) -> C:
-        """Return the section in a table; UsageError names the key under `where`. A `recorded` one may have old keys."""
-        if recorded and isinstance(table, dict):
-            table = {cls.renamed.get(key, key): value for key, value in table.items()}
+    def from_table(cls: type[C], table: Any, where: str) -> C:
+        """Return the section in a table; UsageError names the key under `where`."""
         # through JSON, so that a list may stand for a tuple while all else stays strict
         return checked(lambda: cls.model_validate_json(json.dumps(table, default=str)), cls, where)
 
@@ -98,8 +94,6 @@ def sections(cls: type[ConfigBase]) -> dict[str, type[ConfigBase]]:
 def unknown(cls: type[ConfigBase], key: str, where: str = "") -> str:
     """Return the line that refuses a key that a section does not have."""
     path = f"{where}.{key}" if where else key
-    if key in cls.renamed:
-        return f"{path} is now called {where}{'.' * bool(where)}{cls.renamed[key]}"
     return f"{path}: unknown key{did_you_mean(key, cls.model_fields)}"
 
 

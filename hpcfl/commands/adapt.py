@@ -135,7 +135,7 @@ def adapt_request(
     if file is not None:
         clients = config.clients + file.picked(chosen)
     tested = (config.algorithm.adapt_epochs,) if epochs is None else numbers(epochs)
-    chunk = recorded_chunk(attributes, config)
+    chunk = recorded_chunk(attributes)
     return AdaptRequest(folder, config, data, last, saved, clients, tested, out, header, file, chunk)
 
 

@@ -481,7 +481,7 @@ def _overlay_table(overlay: Overlay) -> Table:
 
 def from_text(text: str) -> Config:
     """Return the config that `Config.text` wrote."""
-    return from_table(recorded_table(text), recorded=True)
+    return from_table(recorded_table(text))
 
 
 def of_run(attributes: Mapping[str, str], run: Path, force: bool = False, trust: bool = False) -> Config:
@@ -536,8 +536,8 @@ def to_read(
             absent[key if key.startswith("model.") else key.partition(".")[0]] = str(error)
     if "model.initial" in absent:
         table["model"] = {**table["model"], "initial": None}
-    task = TaskConfig.from_table(table.get("task", {}), "task", recorded=True)
-    here: dict[str, Callable[[], object]] = {section: partial(_picked, table, section, True) for section in PICKED}
+    task = TaskConfig.from_table(table.get("task", {}), "task")
+    here: dict[str, Callable[[], object]] = {section: partial(_picked, table, section) for section in PICKED}
     here["task"] = task.check
     names = {section: [table.get(section, {}).get(pick.by, pick.default)] for section, pick in PICKED.items()}
     names["task"] = [name for _, name in task.own]
@@ -557,7 +557,7 @@ def to_read(
         "task": lambda: task.model_copy(update={"loss": "auto", "metrics": METRICS}),
     }
     instead = {section: make() for section, make in stands.items() if section in absent}
-    config = from_table(table, recorded=True, instead=instead)
+    config = from_table(table, instead=instead)
     if "speed" not in absent:
         try:
             config.speed.paces(config.seed, config.clients)  # of a replay they are in another run's folder
@@ -568,23 +568,21 @@ def to_read(
 
 def from_table(
     table: Table,
-    recorded: bool = False,
     data_dir: Path | None = None,
     instead: Mapping[str, ConfigBase] = MappingProxyType({}),
 ) -> Config:
-    """Return the typed config of a nested table; one that a run has `recorded` may have keys by earlier names.
+    """Return the typed config of a nested table.
 
     Where it says nothing of `clients` they are as many as the data have, if these say so. Sections that are given
     `instead` are taken as they are.
     """
-    table = {Config.renamed.get(key, key): value for key, value in table.items()} if recorded else dict(table)
     for key in table:
         if key not in Config.model_fields:
             raise UsageError(unknown(Config, key))
-    picked = dict(instead) | {key: _picked(table, key, recorded) for key in PICKED if key not in instead}
+    picked = dict(instead) | {key: _picked(table, key) for key in PICKED if key not in instead}
     for key, cls in sections(Config).items():
         if key in table and key not in picked:
-            picked[key] = cls.from_table(table[key], key, recorded)
+            picked[key] = cls.from_table(table[key], key)
     rest = {key: value for key, value in table.items() if key not in picked}
     source = cast("Source", picked["data"])
     if "clients" not in rest and (there := source.number_of_clients(data_dir)) is not None:
@@ -592,7 +590,7 @@ def from_table(
     return checked(lambda: Config.model_validate({**rest, **picked}), Config, "")
 
 
-def _picked(table: Table, key: str, recorded: bool) -> ConfigBase:
+def _picked(table: Table, key: str) -> ConfigBase:
     """Return the section at `key`, of the class that one of its own keys names."""
     by, default, _, find_class = PICKED[key]
     section = table.get(key, {})
@@ -601,4 +599,4 @@ def _picked(table: Table, key: str, recorded: bool) -> ConfigBase:
     name = section.get(by, default)
     if not isinstance(name, str):
         raise UsageError(f"{key}.{by}: expected a name, got {'nothing' if name is None else repr(name)}")
-    return find_class(name).from_table({**section, by: name}, key, recorded)
+    return find_class(name).from_table({**section, by: name}, key)

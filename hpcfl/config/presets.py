@@ -246,7 +246,7 @@ def _lacking(section: str, before: Table, now: Table, rest: list[str]) -> tuple[
     if pick is None or not isinstance(name, str) or name == was:
         return [], ""
     cls = pick.find(name)
-    lost = [key for key in rest if key not in cls.model_fields and key not in cls.renamed]
+    lost = [key for key in rest if key not in cls.model_fields]
     return lost, f"{section}.{pick.by} = '{name}' does not have"
 
 

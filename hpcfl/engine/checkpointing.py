@@ -214,6 +214,6 @@ def restored(likes: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, An
     return {
         name: torch.from_numpy(np.asarray(saved[name])).to(like, copy=True)
         if isinstance(like, torch.Tensor)
-        else type(like)(np.asarray(saved[name]).item())  # earlier versions kept some numbers as tensors [1]
+        else type(like)(saved[name])
         for name, like in likes.items()
     }

@@ -85,9 +85,6 @@ def check_same(run_dir: Path, config: Config, force: bool = False, trust: bool =
     """Raise UsageError where the folder holds a run of another config: it would be gone on with in silence."""
     held = configs.of_run(store.run_attributes(run_dir), run_dir, force, trust)
     there, here = (dict(flat(each.model_dump(mode="json"))) for each in (held, config))
-    if here["oracle.phi"] is None:  # earlier versions reckoned with 100 unasked; nothing of a run depends on it
-        for key in ("oracle.phi", "oracle.record"):
-            del there[key], here[key]
     for key in sorted(there.keys() | here.keys()):
         if there.get(key) != here.get(key):
             raise UsageError(
@@ -175,7 +172,6 @@ def _resumption(
             name, reason = next(iter(damaged.items()))
             more = f" (and {len(damaged) - 1} more: hpcfl verify {folder})" if damaged.keys() - {name} else ""
             raise RunError(f"'{folder}' is done, but {name} is not whole: {reason}{more}")
-        store.seal(folder)  # an earlier version could be killed between "done" and that
         print(f"'{folder}' is done already")
         return None
     if status.state == "diverged":
@@ -192,5 +188,5 @@ def _resumption(
         text = config.text()
     config.check(data)
     known = {"config": text, "data_dir": data, "checkpoint": newest}
-    known |= {"computing": recorded(attributes), "chunk": recorded_chunk(attributes, config)}
+    known |= {"computing": recorded(attributes), "chunk": recorded_chunk(attributes)}
     return RunRequest(folder=folder, **known, new=False, quiet=quiet, force=force, profile=profile)

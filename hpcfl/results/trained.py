@@ -107,7 +107,7 @@ def open_models(
         if not isinstance(known, Absent):
             like = config.method(task).init_client
             store.check_personal(path, range(config.clients), lambda client: like(task, client), known.shapes)
-    chunk = recorded_chunk(attributes, config)
+    chunk = recorded_chunk(attributes)
     facts = algorithm, saved.round, saved.shared, saved.extras, path, task, shared, chunk
     return Models(config, *facts, federation, absent)
 
@@ -172,17 +172,14 @@ def threads(config: Config) -> int:
 
 
 def recorded(attributes: Mapping[str, str]) -> Computing:
-    """Return how a run computes the clients of a chunk; older ones say so of modules from outside only."""
+    """Return how a run computes the clients of a chunk."""
     found: Computing = json.loads(attributes.get("computing", "{}")).get("how", "vmapped")
     return found
 
 
-def recorded_chunk(attributes: Mapping[str, str], config: Config) -> int | None:
-    """Return the size of a run's chunks; None where it follows from the config, as in runs of earlier versions."""
-    if "chunk" in attributes:
-        return int(attributes["chunk"])
-    single = config.clock == "wall" or config.speed.replays
-    return 1 if single and config.batch_clients == "auto" else None
+def recorded_chunk(attributes: Mapping[str, str]) -> int | None:
+    """Return the size of a run's chunks; None where it is not recorded and follows from the config."""
+    return int(attributes["chunk"]) if "chunk" in attributes else None
 
 
 def loaded(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import log
-from typing import Any
 
 from pydantic import Field
 
@@ -29,13 +28,6 @@ class Oracle(ConfigBase):
     """φ, the cost of sending the numbers of one model to the server over that of one sample's gradient. It is large
     (φ ≫ 1), and the paper names no value; 0 counts gradients alone. `record` needs it; `hpcfl check` reckons with it
     whatever `record` is."""
-
-    @classmethod
-    def from_table(cls, table: Any, where: str, recorded: bool = False) -> Oracle:
-        """Return the section in a table; runs once recorded wherever φ was given."""
-        if recorded:
-            table = {"record": table.get("phi") is not None, **table}
-        return super().from_table(table, where, recorded)
 
     def check(self) -> None:
         """Raise UsageError where costs are to be recorded that nothing is known of."""

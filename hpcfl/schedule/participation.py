@@ -112,27 +112,6 @@ class Participation(ConfigBase):
     }
     """Keys that an overlay with another word for that choice does not inherit."""
 
-    @classmethod
-    def from_table(cls, table: Any, where: str, recorded: bool = False) -> Participation:
-        """Return the section in a table.
-
-        What runs recorded before there was a quorum: that they ``keep`` layers, which they did where a timer closed
-        them, and a deadline where none counted.
-        """
-        if recorded and "quorum" not in table:
-            timed = table.get("close") == "deadline"
-            table = {key: value for key, value in table.items() if timed or key != "deadline"}
-            if table.get("partial") == "keep":
-                table["partial"] = "discard" if table.get("close") == "first" else "auto"
-        return super().from_table(table, where, recorded)
-
-    @field_validator("partial", mode="before")
-    @classmethod
-    def _renamed(cls, value: Any) -> Any:
-        if value == "keep":
-            raise ValueError("expected 'auto' (as 'keep' is called now), 'layers', 'steps' or 'discard'")
-        return value
-
     @field_validator("hold_out", mode="before")
     @classmethod
     def _counted(cls, value: Any) -> Any:

@@ -137,11 +137,10 @@ def sync_folder(folder: Path) -> None:
             raise
 
 
-def numbered(folder: Path, stem: str, *suffixes: str) -> list[Path]:
-    """The files ``stem-<number>`` of a folder with one of some suffixes by rising number, whatever its digits."""
-    ends = "|".join(map(re.escape, suffixes))
-    found = [path for path in folder.glob(f"{stem}-*") if re.fullmatch(f"{stem}-[0-9]+({ends})", path.name)]
-    return sorted(found, key=lambda path: (number_of(path), path.suffix == ""))
+def numbered(folder: Path, stem: str, suffix: str) -> list[Path]:
+    """The files ``stem-<number>`` of a folder with a suffix by rising number, whatever its digits."""
+    found = [path for path in folder.glob(f"{stem}-*") if re.fullmatch(f"{stem}-[0-9]+{re.escape(suffix)}", path.name)]
+    return sorted(found, key=number_of)
 
 
 def number_of(path: Path) -> int:

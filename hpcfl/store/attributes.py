@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 import h5py
@@ -10,6 +11,13 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, 
 
 from hpcfl.base.errors import VALUE, UsageError, cut
 from hpcfl.base.types import Computing
+
+RUN_FORMAT = 1
+"""The number that a run folder has of its format; it rises with each change that keeps others from being read."""
+
+
+class FormatError(UsageError):
+    """A run folder has another format than this version reads, or does not say which."""
 
 
 class _Checked(BaseModel):
@@ -80,8 +88,16 @@ NEEDED = ("config", "segments")
 
 
 def attributes_of(file: h5py.File) -> dict[str, Any]:
-    """Return the attributes of run.h5, those that are JSON as text; UsageError for one that is missing or odd."""
+    """Return the attributes of run.h5, those that are JSON as text; UsageError for one that is missing or odd.
+
+    `FormatError` where the folder has another format.
+    """
     found = {name: file.attrs[name] for name in file.attrs}
+    number = found.get("format")
+    if "config" in found and (not isinstance(number, np.integer) or number != RUN_FORMAT):
+        has = "no format number" if number is None else f"format {cut(str(number), VALUE)}"
+        folder = Path(file.filename).parent
+        raise FormatError(f"run folder '{folder}' has {has}, this version of hpcfl reads format {RUN_FORMAT}")
     for name in NEEDED:
         if name not in found:
             raise UsageError(f"{file.filename} cannot be read: it is no run's table: expected an attribute {name}")
@@ -95,7 +111,7 @@ def _odd(name: str, value: Any) -> str:
     """Return what is wrong with an attribute, "" where nothing is, or it is none of ours."""
     if name in (*TEXTS, *JSON) and not isinstance(value, str):
         return f"expected text, got {cut(repr(value), VALUE)}"
-    if name in ("sealed", "manifest") and not isinstance(value, np.integer):
+    if name == "sealed" and not isinstance(value, np.integer):
         return f"expected 0 or 1, got {cut(repr(value), VALUE)}"
     if name in JSON:
         try:

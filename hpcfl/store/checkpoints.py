@@ -2,8 +2,7 @@
 
 ``server.h5`` has what the server holds, ``rank-0003.h5`` the personal state of the clients of rank 3, and
 ``manifest.json``, written last, sizes and digests of these. All ranks write at once: each leaves a note beside its file
-when that is on disk, rank 0 makes the manifest of the notes, and nothing else needs to be said between them. Earlier
-versions wrote one file, ``round-000100.h5``, with groups of the same names: whatever reads here takes both.
+when that is on disk, rank 0 makes the manifest of the notes, and nothing else needs to be said between them.
 
 The personal state of clients is stored by equal shapes: all clients of a file whose tensors have the same names, shapes
 and dtypes are rows of the same datasets, however they were cut into chunks. So any rank can read any clients.
@@ -43,7 +42,6 @@ BESIDE = "beside.json"  # which other checkpoints there were when it became visi
 _CHUNK_BYTES = 1 << 20
 _LEAST_BYTES = 1 << 12
 _LEAST_PAUSE, _MOST_PAUSE = 0.002, 0.2  # seconds between looks for what other ranks write
-_EARLIER = "server."  # what began the names of `Checkpoint.extras` among the shared state in files of earlier versions
 _log = logging.getLogger(__name__)
 
 
@@ -82,7 +80,7 @@ class Checkpoint:
 
 def saved(run_dir: Path) -> list[Path]:
     """Return the checkpoints of a run by rising round, whole or not."""
-    return numbered(run_dir / "checkpoints", "round", "", ".h5")
+    return numbered(run_dir / "checkpoints", "round", "")
 
 
 def draft(run_dir: Path, round: int, token: str) -> Path:
@@ -193,7 +191,7 @@ def publish(
 def lacking(path: Path) -> list[str]:
     """Return the checkpoints that were kept beside one that is whole when it became visible, and are not there.
 
-    None where an earlier version wrote it, or the run has gone on to a newer one meanwhile.
+    None where the run has gone on to a newer one meanwhile.
     """
     try:
         kept = json.loads(read_text(path / BESIDE))
@@ -297,19 +295,15 @@ def load(path: Path, personal: bool = True) -> Checkpoint:
     states: list[Chunk] = []
     for group in _personal(path) if personal else ():
         states.append((group["ids"][:], {name: item[:] for name, item in group["tensors"].items()}))
-    with _opened(_server_file(path)) as file:
-        shared = _tensors(file["shared"])
-        extras = {name: _read(item) for name, item in file.get("extras", {}).items()}
-        for name in [name for name in shared if name.startswith(_EARLIER)]:
-            extras[name.removeprefix(_EARLIER)] = shared.pop(name)
+    with _opened(path / SERVER) as file:
         return Checkpoint(
             round=whole(file, "round"),
-            shared=shared,
+            shared=_tensors(file["shared"]),
             personal=states,
             clock={name: float(value) for name, value in file["clock"].attrs.items()},
-            memory=_tensors(file["memory"]) if "memory" in file else {},
+            memory=_tensors(file["memory"]),
             stale=_read_stale(file),
-            extras=extras,
+            extras={name: _read(item) for name, item in file["extras"].items()},
             served={int(version): _tensors(state) for version, state in file.get("served", {}).items()},
         )
 
@@ -337,7 +331,7 @@ def load_personal(path: Path, client_ids: Iterable[int], check: bool = False) ->
 
 def personal_rounds(path: Path, client_ids: Iterable[int]) -> dict[int, int]:
     """Return after how many rounds some clients' personal state was as a checkpoint has it; RunError as `load`."""
-    with _opened(_server_file(path)) as file:
+    with _opened(path / SERVER) as file:
         stale, done = _read_stale(file), whole(file, "round")
     return {client: stale.get(client, done) for client in client_ids}
 
@@ -387,21 +381,13 @@ def _shapes(tensors: Mapping[str, Any]) -> Shapes:
     return {name: tuple(value.shape) for name, value in tensors.items()}
 
 
-def _server_file(path: Path) -> Path:
-    """Return the file of a checkpoint that has what the server holds."""
-    return path if path.suffix else path / SERVER
-
-
 def _personal(path: Path, clients: Ints | None = None, check: bool = False) -> Iterator[h5py.Group]:
     """Yield the groups of clients of equal shapes, each while its file is open: all, or of files with some clients."""
-    files, check = [path], check and not path.suffix
-    if not path.suffix:
-        with _opened(path / SERVER, check) as file:
-            homes = values(file, "homes", "i", (None,))
-        homes = homes if clients is None else homes[clients[clients < len(homes)]]
-        files = [path / _rank_file(rank) for rank in np.unique(homes).tolist()]
-    for name in files:
-        with _opened(name, check) as file:
+    with _opened(path / SERVER, check) as file:
+        homes = values(file, "homes", "i", (None,))
+    homes = homes if clients is None else homes[clients[clients < len(homes)]]
+    for rank in np.unique(homes).tolist():
+        with _opened(path / _rank_file(rank), check) as file:
             for group in file["personal"].values():
                 _check_personal(group)
                 yield group
@@ -417,7 +403,7 @@ def _check_personal(group: h5py.Group) -> None:
 
 @contextmanager
 def _opened(path: Path, check: bool = False) -> Iterator[h5py.File]:
-    """Open a file of a checkpoint; with `check`, of a folder, only if its digest is right."""
+    """Open a file of a checkpoint; with `check` only if its digest is right."""
     if check and (reason := manifest.damage_of(path.parent, path.name)):
         raise RunError(f"checkpoint {path} is damaged: {reason}")
     try:

@@ -8,7 +8,6 @@ A file may come from somebody else: what is read is what it is expected to be, o
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -231,9 +230,7 @@ def name_axes(file: h5py.File, columns: Iterable[Column]) -> None:
 
 
 def columns_of(file: h5py.File) -> tuple[Column, ...]:
-    """The columns of a segment or of run.h5: what its text says, or else its datasets with the round as first axis."""
-    if "columns" in file.attrs:
-        return columns_in({"columns": json.loads(file.attrs["columns"])})
+    """The columns of run.h5: its datasets with the round as first axis."""
     return tuple(
         Column(
             name=name,

@@ -44,26 +44,22 @@ from hpcfl.store.columns import (
 
 MAGIC = b"hpcfl segment: "
 BEGUN, CHECK = "begun", "check"
+LEAD = 8  # bytes with which a record begins
 EVENT = np.dtype([("round", "i8"), ("time", "f8"), ("kind", "S16"), ("client", "i8"), ("text", "S200")])
 FORMAT = ("v110", "v110")  # HDF5's; "latest" is unreadable for every HDF5 older than the one that wrote it
 
 _WRITTEN = 1 << 32  # set in what every record begins and ends with: neither is zero
-_LEAD = 8  # bytes with which a record begins
 _PIECE = 1 << 24
 _LINE = 128
 _MOST = 1 << 30  # bytes of a header, so that a damaged number asks for no more
 
 
 class Area(NamedTuple):
-    """Where so many `records` of `each` bytes lie: from byte `at` of the file on.
-
-    Each begins with `lead` bytes that say so; there are none in files of earlier versions.
-    """
+    """Where so many `records` of `each` bytes lie: from byte `at` of the file on."""
 
     at: int
     records: int
     each: int
-    lead: int = 0
 
 
 @dataclass(frozen=True)
@@ -82,7 +78,7 @@ class Layout:
     block: int
     size: int
     sha256: str
-    run: str = ""
+    run: str
 
 
 @dataclass(frozen=True)
@@ -97,13 +93,12 @@ class Records:
     stray: Array
 
 
-def checked(record: np.dtype[Any], lead: int = _LEAD) -> np.dtype[Any]:
+def checked(record: np.dtype[Any]) -> np.dtype[Any]:
     """The type of a record with what it begins with and its check, each 8 bytes on a multiple of 8."""
     fields = [(name, *record.fields[name][:2]) for name in record.names or ()] if record.fields else []
-    at = lead + -(-record.itemsize // 8) * 8
-    before = [(BEGUN, np.dtype("u8"), 0)] if lead else []
-    whole = [*before, *((name, kind, lead + offset) for name, kind, offset in fields), (CHECK, np.dtype("u8"), at)]
-    names, formats, offsets = zip(*whole)
+    at, number = LEAD + -(-record.itemsize // 8) * 8, np.dtype("u8")
+    inner = [(name, kind, LEAD + offset) for name, kind, offset in fields]
+    names, formats, offsets = zip((BEGUN, number, 0), *inner, (CHECK, number, at))
     return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": at + 8})
 
 
@@ -163,7 +158,7 @@ def _reserve(file: h5py.File, name: str, count: int, record: np.dtype[Any]) -> A
     where = file.require_group(group) if group else file
     space, kind = h5py.h5s.create_simple((count,)), h5py.h5t.py_create(record, logical=True)
     dataset = h5py.h5d.create(where.id, leaf.encode(), kind, space, plist)
-    return Area(dataset.get_offset() or 0, count, record.itemsize, _LEAD)
+    return Area(dataset.get_offset() or 0, count, record.itemsize)
 
 
 def _line(text: bytes) -> bytes:
@@ -198,7 +193,7 @@ def _check_layout(layout: Layout) -> None:
     if not 0 <= first <= rounds <= MOST_ROUNDS:
         raise ValueError(f"expected rounds from 0 to at most {MOST_ROUNDS}, got {first} to {rounds}")
     for area, record in ((layout.rows, row_type(layout.columns, layout.coords)), (layout.events, EVENT)):
-        each = checked(record, area.lead).itemsize
+        each = checked(record).itemsize
         if area.each != each or min(area) < 0 or area.at + area.records * each > size:
             raise ValueError(f"expected records of {each} bytes within {size} bytes, got {area}")
     if layout.rows.records != rounds - first:
@@ -222,7 +217,7 @@ def _layout(about: Mapping[str, Any]) -> Layout:
         block=about["block"],
         size=about["size"],
         sha256=about["sha256"],
-        run=about.get("run", ""),
+        run=about["run"],
     )
 
 
@@ -251,7 +246,7 @@ def survey(file: BinaryIO, area: Area) -> Records:
 def _may_come(file: BinaryIO, area: Area, place: int, end: int) -> bool:
     """Whether what lies behind the last record is written just now, or is what a kill has cut of the next one."""
     record = _bytes(file, area, place, 1)[0]
-    begun = not area.lead or int.from_bytes(record[: area.lead].tobytes(), "little") == _begun(place)
+    begun = int.from_bytes(record[:LEAD].tobytes(), "little") == _begun(place)
     is_next = place == end or _is_whole(_bytes(file, area, place - 1, 1)[0], place - 1)
     return _is_whole(record, place) or (is_next and begun and not record[-8:].any())
 

@@ -66,7 +66,7 @@ def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
         return
 
 
-def opened(path: Path, **how: bool) -> h5py.File:
+def opened(path: Path) -> h5py.File:
     """Open an HDF5 file of a run to be read.
 
     Raises
@@ -77,7 +77,7 @@ def opened(path: Path, **how: bool) -> h5py.File:
         If it cannot be opened.
     """
     check_regular(path)
-    file = h5py.File(path, "r", **how)
+    file = h5py.File(path, "r")
     about = path.stat()
     version = str(path), about.st_ino, about.st_size, about.st_mtime_ns
     if version not in _known:

@@ -33,11 +33,6 @@ def write_entries(folder: Path, entries: Mapping[str, Mapping[str, Any]]) -> Non
     write_text(folder / NAME, _text(dict(sorted(entries.items()))))
 
 
-def add(folder: Path, files: Iterable[str], anew: bool = False) -> None:
-    """List more files of a folder as they are now; `anew`: and no others. RunError as `read`."""
-    write_entries(folder, ({} if anew else read(folder)) | {name: entry(folder / name) for name in files})
-
-
 def announce(folder: Path, name: str, new: Path) -> None:
     """List the file that is about to become `name`; the one that it replaces stays good. RunError as `read`.
 

@@ -32,7 +32,6 @@ from hpcfl.store.columns import (
     AXES,
     CLIENT,
     LABELS,
-    ROWS,
     Array,
     Column,
     Coords,
@@ -52,7 +51,7 @@ from hpcfl.store.columns import (
 from hpcfl.store.integrity import RUN, damage, of_another, one_line
 from hpcfl.store.status import read_status
 
-INTERNAL = ("segments", "sealed", "coordinates", "parts", "manifest", "rows")
+INTERNAL = ("format", "segments", "sealed", "coordinates", "parts", "rows")
 """Attributes of run.h5 that are about the file rather than the run."""
 HEADER = "header"
 """A sealed segment's description of its columns and labels, as bytes of JSON."""
@@ -153,10 +152,10 @@ def run_folder(path: Path | str) -> Path:
 
 
 def run_attributes(run_dir: Path) -> dict[str, Any]:
-    """The attributes of run.h5; UsageError where it cannot be read, RunError where it is damaged."""
+    """The attributes of run.h5; UsageError where it cannot be read, or has another format, RunError where damaged."""
     with _table(run_dir) as file:
         attributes = attributes_of(file)
-    if "manifest" in attributes and not _alone(run_dir) and not (run_dir / manifest.NAME).exists():
+    if not _alone(run_dir) and not (run_dir / manifest.NAME).exists():
         tell(f"{run_dir / manifest.NAME} is missing: what is read of this run is not checked")
     return attributes
 
@@ -198,7 +197,7 @@ def data_folder(attributes: Mapping[str, str], data_dir: Path | None) -> Path | 
 
 
 def read_facts(run_dir: Path) -> list[Fact]:
-    """What run.h5 knows of each client; nothing where it was written before there was such a thing."""
+    """What run.h5 knows of each client."""
     with _table(run_dir) as file:
         return facts_of(file)
 
@@ -230,29 +229,6 @@ def segment_paths(run_dir: Path) -> list[Path]:
     return present
 
 
-def open_segment(path: Path) -> h5py.File:
-    """Open a segment, whether it is closed, growing, or was left by a killed process; UsageError if it cannot be."""
-    try:
-        try:
-            return inside.opened(path)
-        except FileNotFoundError:
-            raise
-        except OSError:
-            if not _is_marked(path):  # HDF5 would wait for a writer for ever
-                raise
-            return inside.opened(path, swmr=True)
-    except OSError as error:
-        raise UsageError(f"segment {path} cannot be read: {error}") from error
-
-
-def _is_marked(path: Path) -> bool:
-    """Whether a file is still, or for ever, marked as being written, and no part of it is cut off."""
-    check_regular(path)
-    with path.open("rb") as file:
-        head = file.read(36)
-    return head[8:9] == b"\3" and bool(head[11] & 5) and path.stat().st_size >= int.from_bytes(head[28:], "little")
-
-
 @dataclass(frozen=True)
 class Part:
     """What a segment holds: `rounds` [n] are its acknowledged rounds, `data` their rows, [n, ...] each.
@@ -277,7 +253,7 @@ class Part:
 
 
 def is_closed(path: Path) -> bool:
-    """True for a segment that begins as HDF5 does: it is sealed, or an earlier version wrote it."""
+    """True for a segment that begins as HDF5 does: it is sealed."""
     check_regular(path)
     with path.open("rb") as file:
         return file.read(len(HDF5)) == HDF5
@@ -337,7 +313,7 @@ def _live_rows(part: Part, file: Any, start: int, stop: int) -> dict[str, Array]
     assert part.layout is not None
     lost = part.lost[(part.lost >= part.first + start) & (part.lost < part.first + stop)] - part.first
     content = growing_file.read(file, part.layout.rows, start, stop, lost)
-    rows = content.reshape(-1).view(growing_file.checked(row_type(part.columns, part.coords), part.layout.rows.lead))
+    rows = content.reshape(-1).view(growing_file.checked(row_type(part.columns, part.coords)))
     values = values_of(rows, part.columns, part.coords)
     for column in part.columns:
         values[column.name][lost - start] = fill_of(column.stored)
@@ -345,32 +321,27 @@ def _live_rows(part: Part, file: Any, start: int, stop: int) -> dict[str, Array]
 
 
 def _closed_part(path: Path, with_data: bool) -> Part:
-    """Read a segment that is sealed, or that an earlier version has left."""
-    with open_segment(path) as file:
+    """Read a segment that is sealed."""
+    with inside.opened(path) as file:
         run = str(file.attrs.get(RUN, ""))
         if reason := of_another(run, path.parents[1]):
             return _damaged_part(path, reason)
-        # The rounds first: a row that is acknowledged now is complete in whatever is opened from now on.
-        rounds = _rounds(file)
-        rows = np.flatnonzero(rounds >= 0)
-        first, total = whole(file, "first"), whole(file, "rounds")
-        rising = np.unique(rounds[rows].clip(first, total - 1))
-        if not np.array_equal(rounds[rows], rising) or (HEADER in file and len(rows) < len(rounds)):
+        first, total, rounds = whole(file, "first"), whole(file, "rounds"), values(file, "round", "i", (None,))
+        if not np.array_equal(rounds, np.unique(rounds.clip(first, total - 1))):
             raise ValueError(f"/round: expected rising numbers from {first} to {total - 1}, got {listed(rounds)}")
-        about = json.loads(values(file, HEADER, "u", (None,)).tobytes()) if HEADER in file else {}
-        columns = columns_in(about) if about else columns_of(file)
-        coords = coords_in(about) if about else _coords_of(file)
+        about = json.loads(values(file, HEADER, "u", (None,)).tobytes())
+        columns, coords = columns_in(about), coords_in(about)
         check_table(columns, coords)
         return Part(
             path=path,
             first=first,
             total=total,
-            sealed=bool(whole(file, "sealed")),
-            rounds=rounds[rows],
+            sealed=True,
+            rounds=rounds,
             columns=columns,
             coords=coords,
-            stored=len(rows),
-            data=read_rows(file, columns, rows, coords) if with_data else {},
+            stored=len(rounds),
+            data={each.name: _column(file, each, coords, len(rounds)) for each in columns} if with_data else {},
             lost=_unpacked(json.loads(file.attrs.get("lost", "[]"))),
             reason=str(file.attrs.get("damage", "")),
             run=run,
@@ -392,11 +363,8 @@ def _damaged_part(path: Path, reason: str) -> Part:
 
 def read_block(part: Part, start: int, stop: int) -> dict[str, Array]:
     """Return some of the acknowledged rows of a segment that is not sealed, ``[n, ...]`` of each column."""
-    if part.layout is not None:
-        with part.path.open("rb", buffering=0) as raw:
-            return _live_rows(part, raw, start, stop)
-    with open_segment(part.path) as file:
-        return read_rows(file, part.columns, part.rounds[start:stop] - part.first, part.coords)
+    with part.path.open("rb", buffering=0) as raw:
+        return _live_rows(part, raw, start, stop)
 
 
 def read_events(path: Path) -> Array:
@@ -409,9 +377,8 @@ def read_events(path: Path) -> Array:
                 return _live_events(path, raw)
         if file_damage(path.parents[1], f"metrics/{path.name}") or not head.startswith(HDF5):
             return _no_events(path)
-        with open_segment(path) as file:
-            count = int(file["log/count"][0]) if "log/count" in file else len(file["log/events"])
-            events: Array = file["log/events"][:count]
+        with inside.opened(path) as file:
+            events: Array = file["log/events"][:]
             return events if events.dtype == growing_file.EVENT else _no_events(path)
     except Exception:  # h5py raises almost anything on a damaged file, where there is no digest
         return _no_events(path)
@@ -426,7 +393,7 @@ def _live_events(path: Path, file: Any) -> Array:
     if len(found.lost):
         tell(f"{path} is damaged: {len(found.lost)} of its {found.end} events are lost")
     content = growing_file.read(file, layout.events, 0, found.end, found.lost)
-    records = np.delete(content, found.lost, axis=0)[:, layout.events.lead :][:, : growing_file.EVENT.itemsize]
+    records = np.delete(content, found.lost, axis=0)[:, growing_file.LEAD :][:, : growing_file.EVENT.itemsize]
     return np.ascontiguousarray(records).reshape(-1).view(growing_file.EVENT)
 
 
@@ -463,42 +430,12 @@ def _unpacked(runs: Sequence[Sequence[int]]) -> Array:
     return np.concatenate([np.empty(0, np.int64), *(np.arange(first, last) for first, last in runs)])
 
 
-def read_rows(file: h5py.File, columns: Sequence[Column], rows: Array, coords: Coords) -> dict[str, Array]:
-    """Return some rows (ascending) of a segment, ``[n, ...]`` of each column; ValueError where one is not so."""
-    if ROWS in file:
-        found = values_of(_rows(file[ROWS], rows), columns, coords)
-        for column in columns:
-            if found[column.name].shape != shape_of(column, coords, len(rows)):
-                raise ValueError(f"/{ROWS}: {column.name} has the shape {found[column.name].shape}, expected another")
-        return found
-    return {column.name: _column(file, column, coords, rows) for column in columns}  # sealed, or of an earlier version
-
-
-def _column(file: h5py.File, column: Column, coords: Coords, rows: Array) -> Array:
-    item = file.get(column.name)
-    shape = shape_of(column, coords, int(rows[-1]) + 1 if len(rows) else 0)
-    fits = isinstance(item, h5py.Dataset) and item.dtype == column.stored and item.shape[1:] == shape[1:]
-    if not fits or len(item) < shape[0] or (HEADER in file and len(item) > shape[0]):
+def _column(file: h5py.File, column: Column, coords: Coords, rows: int) -> Array:
+    item, shape = file.get(column.name), shape_of(column, coords, rows)
+    if not isinstance(item, h5py.Dataset) or item.dtype != column.stored or item.shape != shape:
         raise ValueError(f"/{column.name}: expected a dataset of {column.stored} and the shape {shape}, got {item}")
-    return _rows(item, rows)
-
-
-def _rounds(file: h5py.File) -> Array:
-    """Return the round of each row, -1 where none is acknowledged."""
-    if ROWS not in file:
-        return values(file, "round", "i", (None,))
-    done = file[ROWS].fields("done")[:]
-    rounds = int(file.attrs["first"]) + np.arange(len(done))
-    return np.where(done == rounds + 1, rounds, -1)  # a kill may have cut the number itself
-
-
-def _rows(dataset: h5py.Dataset, rows: Array) -> Array:
-    """Return the given rows (ascending) of a dataset."""
-    if not rows.size:
-        return np.empty((0, *dataset.shape[1:]), dataset.dtype)
-    start, stop = int(rows[0]), int(rows[-1]) + 1
-    block: Array = dataset[start:stop]
-    return block if len(block) == len(rows) else block[rows - start]
+    found: Array = item[()]
+    return found
 
 
 def _coords_of(file: h5py.File) -> dict[str, Array]:

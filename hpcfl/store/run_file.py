@@ -19,6 +19,7 @@ import numpy as np
 from hpcfl.base.errors import RunError, UsageError
 from hpcfl.store import inside, manifest
 from hpcfl.store.atomic import clean, created, number_of, numbered, replace
+from hpcfl.store.attributes import RUN_FORMAT
 from hpcfl.store.checkpoints import saved
 from hpcfl.store.columns import (
     Array,
@@ -116,18 +117,13 @@ def seal(run_dir: Path, force: bool = False) -> None:
         doubt = "" if other.here else ", or was killed there"
         raise UsageError(f"'{run_dir}' is still running as process {other.pid} on {other.host}{doubt}")
     with owned(run_dir, force):
+        paths = segment_paths(run_dir)
         for folder in (run_dir, run_dir / "metrics", run_dir / "checkpoints"):
             clean(folder)
-        paths = segment_paths(run_dir)
         _list(run_dir, paths)
         changed = [_seal_segment(path) for path in paths]
         table = run_attributes(run_dir)
-        if (
-            any(changed)
-            or "manifest" not in table
-            or not table["sealed"]
-            or json.loads(table["segments"]) != [path.name for path in paths]
-        ):
+        if any(changed) or not table["sealed"] or json.loads(table["segments"]) != [path.name for path in paths]:
             rebuild(run_dir)
 
 
@@ -148,26 +144,22 @@ def rebuild(run_dir: Path, changed: Mapping[str, str] | None = None) -> None:
 
 
 def _list(run_dir: Path, segments: Sequence[Path]) -> None:
-    """List what is there and not listed: an earlier version wrote it, or the manifest is damaged or gone."""
-    names = ["run.h5", *(f"metrics/{path.name}" for path in segments if is_closed(path))]
+    """Make the manifest anew where it is damaged or gone."""
     try:
-        known = manifest.read(run_dir)
+        manifest.read(run_dir)
     except RunError as error:
         if (run_dir / manifest.NAME).exists():
             if not isinstance(error, manifest.DamagedError):
                 raise
             tell(f"{error}; it is made anew from the files as they are")
-        manifest.add(run_dir, names, anew=True)
-        return
-    if new := [name for name in names if name not in known]:
-        manifest.add(run_dir, new)
+        manifest.write(run_dir, ["run.h5", *(f"metrics/{path.name}" for path in segments if is_closed(path))])
 
 
 def _write(run_dir: Path, attributes: Mapping[str, str], facts: Sequence[Fact], parts: Sequence[Part]) -> None:
     with replace(run_dir / "run.h5") as new:
         with created(new, libver=FORMAT) as file:
             file.attrs.update(attributes)
-            file.attrs["manifest"] = 1  # there is one
+            file.attrs["format"] = RUN_FORMAT
             file.attrs["segments"] = json.dumps([part.path.name for part in parts])
             file.attrs["rows"] = "in metrics/ beside this file; without that folder all of them read as not recorded"
             file.attrs["sealed"] = int(all(part.sealed for part in parts))

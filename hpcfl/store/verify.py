@@ -12,6 +12,7 @@ from typing import Any
 from hpcfl.base.errors import RunError, UsageError, UserError
 from hpcfl.store import growing_file, manifest, status
 from hpcfl.store.atomic import check_regular, number_of, numbered, read_text
+from hpcfl.store.attributes import FormatError
 from hpcfl.store.checkpoints import lacking, saved
 from hpcfl.store.inside import LINK, links
 from hpcfl.store.integrity import damage, of_another, one_line
@@ -55,7 +56,10 @@ def verify(run_dir: Path) -> Findings:
         return Findings(len(linked), dict.fromkeys(linked, f"it {LINK}"))
     found = Findings()
     known = _manifest(run_dir, found)
-    names = _table(run_dir, known, found)
+    try:
+        names = _table(run_dir, known, found)
+    except FormatError as error:  # what its other files should be is not known
+        return Findings(1, {"run.h5": str(error)})
     for name in sorted({*names, *(f"metrics/{path.name}" for path in there)}):
         _segment(run_dir, name, known, found)
     _status(run_dir, found)
@@ -87,6 +91,8 @@ def _table(run_dir: Path, known: Mapping[str, Any] | None, found: Findings) -> I
     reason = manifest.damage_of(run_dir, "run.h5") if known is not None else ""
     try:
         attributes = {} if reason else run_attributes(run_dir)
+    except FormatError:
+        raise
     except Exception as error:  # h5py raises almost anything on a damaged file, where there is no digest
         reason = one_line(error)
     if reason:
@@ -94,8 +100,7 @@ def _table(run_dir: Path, known: Mapping[str, Any] | None, found: Findings) -> I
         return names
     if known is None:
         found.unchecked["run.h5"] = NO_DIGEST
-        if "manifest" in attributes and manifest.NAME not in found.damaged:
-            found.damaged[manifest.NAME] = "it is missing"
+        found.damaged.setdefault(manifest.NAME, "it is missing")
     return names | {f"metrics/{name}" for name in json.loads(attributes["segments"])}
 
 
@@ -110,7 +115,7 @@ def _segment(run_dir: Path, name: str, known: Mapping[str, Any] | None, found: F
             elif name in (known or {}):
                 reason = manifest.damage_of(run_dir, name)
             else:
-                reason = _of_earlier_version(path)
+                reason = _unreadable(path)
                 found.unchecked |= {} if reason else {name: NO_DIGEST}
     except FileNotFoundError:
         reason = "it is missing"
@@ -121,7 +126,7 @@ def _segment(run_dir: Path, name: str, known: Mapping[str, Any] | None, found: F
     found.damaged |= {name: reason} if reason else {}
 
 
-def _of_earlier_version(path: Path) -> str:
+def _unreadable(path: Path) -> str:
     """Return why a segment without digest cannot be read, "" where it can."""
     if not is_closed(path):
         return "it does not begin as a segment does"
@@ -151,7 +156,7 @@ def _lacking(run_dir: Path, found: Findings) -> None:
                 f"{what}, though they were done" if part.layout else f"{what}, since before it was sealed"
             )
     missing = []
-    if checkpoints and not checkpoints[-1].suffix and f"checkpoints/{checkpoints[-1].name}" not in found.damaged:
+    if checkpoints and f"checkpoints/{checkpoints[-1].name}" not in found.damaged:
         missing = lacking(checkpoints[-1])
     if done and parts and parts[-1].total not in {number_of(path) for path in checkpoints}:
         missing.append(f"round-{parts[-1].total:06d}")
@@ -164,11 +169,8 @@ def _checkpoint(path: Path, found: Findings) -> None:
     if reason and not os.path.lexists(path):  # the run goes on and has removed it
         return
     found.files += 1
-    name = f"checkpoints/{path.name}"
     if reason:
-        found.damaged[name] = reason
-    elif path.is_file() and is_closed(path):
-        found.unchecked[name] = NO_DIGEST
+        found.damaged[f"checkpoints/{path.name}"] = reason
 
 
 def _status(run_dir: Path, found: Findings) -> None:

@@ -296,9 +296,7 @@ class Watch:
 
     @classmethod
     def restored(cls, saved: Mapping[str, NDArray[Any]]) -> Watch:
-        """Return what a checkpoint remembers; one of before is given the benefit of the doubt."""
-        if "watch" not in saved:
-            return cls(counted=True, known=True, ever=True)
+        """Return what a checkpoint remembers."""
         watch = cls(shown=saved.get("watch shown", np.zeros(0)))
         kinds = {name: type(value) for name, value in vars(watch).items() if name != "shown"}
         for (name, kind), value in zip(kinds.items(), saved["watch"].tolist()):

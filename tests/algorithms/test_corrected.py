@@ -187,12 +187,6 @@ def test_who_comes_first_after_158_rounds_ends_no_training(keys: dict[str, int],
         assert float((outputs.argmax(1) == y).float().mean()) > 0.5
 
 
-def test_runs_recorded_before_absences_were_cut_go_on_without() -> None:
-    for correct, cutoff in (("estimated", 0), ("none", 50)):
-        old = {"correct": correct, "cutoff": None, "mean": "arrived"}
-        assert Weighting.from_table(old, "weighting", recorded=True).cutoff == cutoff
-
-
 def test_fedaus_weights_of_layers_are_their_own():
     depths = [[2, LATE], [1, LATE], NOBODY, [1, LATE]]
     found, _ = path(depths, [[2, 0]] * 4, correct="estimated")

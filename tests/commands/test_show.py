@@ -118,7 +118,7 @@ def test_an_odd_run_does_not_keep_its_neighbours_from_being_shown(capsys: Any, s
     odd = write_run(tmp_path / "odd", config(seed=2), curve([0.5], [1]))
     write_run(tmp_path / "third", config(seed=3), curve([0.25], [1]))
     facts = [store.Fact("features", np.arange(12), "of other clients than the rows are of")]
-    run_file._write(odd, store.run_attributes(odd), facts, [])  # as an earlier version has left it
+    run_file._write(odd, store.run_attributes(odd), facts, [])
     run_file.rebuild(odd)
     line = f"'{odd}' does not fit together: run.h5 knows of 12 clients, metrics/segment-000.h5 of 1"
     for words, count in ((["show", "--json"], 2), (["show", "--json", "--groups"], 2), (["show", "--each"], 6)):

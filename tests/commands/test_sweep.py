@@ -34,7 +34,7 @@ from hpcfl.testing.runs import cut_back
 FEW = ["--set", "rounds=4", "--set", "checkpoint.every=2", "--set", "evaluate.every=1"]
 
 STUB = """
-import json, os, signal, sys, time
+import json, os, signal, sys, time, zlib
 from pathlib import Path
 
 words = sys.argv[sys.argv.index("run"):]
@@ -70,7 +70,9 @@ if seed == 2:
 if seed == 3:
     os.kill(os.getpid(), signal.SIGKILL)
 folder.mkdir(exist_ok=True)
-(folder / "status").write_text(f"{'running' if seed == 9 else 'done'}\\nreason: \\nhost: stub\\n")
+word, fields = "running" if seed == 9 else "done", "reason: \\nhost: stub\\n"
+check = zlib.crc32(f"{word}\\n{fields}".encode())
+(folder / "status").write_text(f"{word}\\ncheck: {check:08x}\\n{fields}")
 """
 
 

@@ -7,7 +7,8 @@ this machine, and presets that the file lacks, by code that is known to give wha
 
 ``salf-wall-digits/`` is a run by the wall clock, to be replayed. It was recorded once, on three ranks, four rounds and
 ``participation.deadline = 0.5``; its checkpoint was removed, and the columns that neither a replay nor ``hpcfl show``
-reads. Its state had the digest that is frozen of the replay.
+reads. Its state had the digest that is frozen of the replay. When run folders got a format number, it was written anew,
+with the same rows.
 
 Not frozen are presets whose data are neither bundled nor MNIST's (cifar, emnist, femnist, sent140, usps, textcaps);
 those that take longer (flic-toy-*, flic-hl-*, flic-released-*, flic-two-digits-small, flic-barycenter, fedhenn-toy-lm,

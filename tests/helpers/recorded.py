@@ -12,6 +12,7 @@ import numpy as np
 from helpers.checkpoints import save
 from hpcfl import store
 from hpcfl.engine.recorded_columns import COLUMNS
+from hpcfl.store import status
 
 KNOWN = (
     *("accuracy", "client_accuracy", "cohort", "arrived", "blocks", "visit_seconds", "void"),
@@ -60,8 +61,8 @@ def curve(accuracy: Sequence[float], seconds: Sequence[float]) -> list[dict[str,
 
 
 def restated(folder: Path, was: str, now: str) -> None:
-    """Change what the status of a run says, as if it had been written so; the line that checks it goes."""
+    """Change what the status of a run says, as if it had been written so."""
     lines = (folder / "status").read_text().splitlines(keepends=True)
     text = "".join(line for line in lines if not line.startswith("check: "))
     assert was in text
-    (folder / "status").write_text(text.replace(was, now))
+    (folder / "status").write_text(status._checked(text.replace(was, now)))

@@ -337,7 +337,6 @@ CASES = {
     "min-clients-beyond-the-cohort": salf(
         "participation.min_clients=9", "participation.min_clients", "got 9", "did you mean 8"
     ),
-    "partial-by-its-old-name": salf("participation.partial=keep", "participation.partial", "'auto'", "'layers'"),
     "partial-word": salf("participation.partial=layer", "participation.partial", "'layer'; did you mean 'layers'"),
     "layers-of-a-method-without": fedavg(
         "participation.partial=layers", "participation.partial", "'fedavg'", "one by one", "did you mean 'auto'"

@@ -64,11 +64,7 @@ def test_a_run_that_says_done_has_all_its_rows(tmp_path: Path, monkeypatch: pyte
     assert rows(tmp_path / "run") == ROUNDS
 
 
-@pytest.mark.parametrize("command", ["resume", "seal"])
-def test_a_done_run_that_was_not_sealed_is_mended(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As an earlier version left it that was killed after it had said done."""
+def test_sealing_also_removes_what_a_kill_left_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "run"
     monkeypatch.setattr(launched.store, "seal", lambda folder, force=False: None)
     play(folder)
@@ -76,7 +72,7 @@ def test_a_done_run_that_was_not_sealed_is_mended(
     for place in (folder, folder / "metrics", folder / "checkpoints"):
         (place / ".tmp-1-left").write_text("half")
     assert (store.read_status(folder).state, rows(folder)) == ("done", 0)
-    assert main([command, str(folder)]) == 0
+    assert main(["seal", str(folder)]) == 0
     assert (store.read_status(folder).state, rows(folder)) == ("done", ROUNDS)
     assert not list(folder.rglob(".tmp-*"))
     assert not store.verify(folder).damaged

@@ -103,7 +103,6 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
         {"data": SPACES, **flic(covariances="mean")},
         "algorithm.covariances = 'mean' has no meaning without labels that are classes",
     ),
-    "key-of-before": (flic(reduction="bures"), "algorithm.reduction is now called algorithm.covariances"),
     "short-meta": (
         flic(meta=[0, 1]),
         "algorithm.meta: expected 3 numbers (one per class) from 0 on without gaps",

@@ -201,4 +201,4 @@ def test_older_personal_state_is_told_of(
     assert saved.round == caught.value.round
     assert 1 not in saved.stale  # another may be late by now: on a busy machine any visit may be
     with store.checkpoints.h5py.File(newest / "server.h5") as file:
-        assert ("stale" in file) == bool(saved.stale)  # without, it is as in checkpoints of before
+        assert ("stale" in file) == bool(saved.stale)

@@ -16,7 +16,7 @@ from hpcfl.engine.stopping import Stop
 from hpcfl.launch import run
 from hpcfl.realtime import watchdog as watch
 from hpcfl.realtime.watchdog import LeftBehind, Noticeboard, Watchdog
-from hpcfl.store.status import signed
+from hpcfl.store.status import _checked, signed
 
 
 @pytest.fixture
@@ -126,7 +126,8 @@ def test_when_the_one_that_looks_is_gone_others_do(clock: list[float], looks: li
 
 
 def test_all_of_a_host_learn_that_the_server_was_killed(clock: list[float], looks: list[float], tmp_path: Path) -> None:
-    (tmp_path / "status").write_text(signed("running", "").replace(f"pid: {os.getpid()}", "pid: 999999999"))
+    text = signed("running").replace(f"pid: {os.getpid()}", "pid: 999999999")
+    (tmp_path / "status").write_text(_checked(text))
     watching = [Watchdog(tmp_path, None, board) for board in boards(4)]
     assert watched(watching, clock, 5.0) == ["the server (rank 0) is no more"] * 4
     assert len(looks) == 1

@@ -493,13 +493,6 @@ def test_to_record_needs_phi() -> None:
         from_table(small({"name": "fedavg"}, oracle={"record": 1}))
 
 
-def test_a_run_of_an_earlier_version_recorded_where_phi_was_given() -> None:
-    for phi, record in ((100.0, True), (0.0, True), (None, False)):
-        assert from_table(small({"name": "fedavg"}, oracle={"phi": phi}), recorded=True).oracle.record == record
-    asked = small({"name": "fedavg"}, oracle={"record": False, "phi": 2.0})
-    assert not from_table(asked, recorded=True).oracle.record
-
-
 def test_costs_are_recorded_only_where_asked_for(solo: Any, tmp_path: Path) -> None:
     config = small({"name": "fedavg", "epochs": 0, "steps": 1}, oracle={"phi": PHI})
     data = store.open_run(play(solo, config, tmp_path / "run", None))

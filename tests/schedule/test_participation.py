@@ -247,27 +247,3 @@ def test_who_is_asked_follows_from_the_config():
     own = job.planner.attempt(4, 6, cohort=np.array([2]), closes_after=0.3)
     assert (own.cohort.tolist(), own.closes_after, own.number) == ([2], 0.3, 6)
     assert job.planner.plan(own).cohort.tolist() == [2]
-
-
-@pytest.mark.parametrize(
-    ("recorded", "partial"),
-    [
-        ({"close": "deadline", "partial": "keep"}, "auto"),
-        ({"close": "first", "first": 2, "partial": "keep"}, "discard"),  # whole visits only then
-        ({"close": "deadline", "partial": "discard"}, "discard"),
-        ({"close": "first", "first": 2, "partial": "layers", "quorum": None}, "layers"),
-    ],
-)
-def test_what_runs_once_recorded_means_what_it_meant(recorded, partial):
-    found = Participation.from_table({**recorded, "hold_out": [1]}, "participation", recorded=True)
-    assert found.partial == partial
-    assert found.bound == (1.0 if recorded["close"] == "deadline" else None)
-
-
-def test_a_deadline_of_old_did_not_count_beside_first():
-    old = {"close": "first", "first": 2, "partial": "discard", "deadline": 1.0}
-    assert Participation.from_table(old, "participation", recorded=True).bound is None
-    now = {**old, "quorum": None}
-    assert Participation.from_table(now, "participation", recorded=True).bound == 1.0
-    steps = {**old, "close": "deadline", "deadline": [[0, 1.0], [9, 0.5]]}
-    assert Participation.from_table(steps, "participation", recorded=True).bound == ((0, 1.0), (9, 0.5))

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import hpcfl
-from helpers.checkpoints import as_one_file, save
+from helpers.checkpoints import save
 from helpers.launcher import alone
 from hpcfl import store
 from hpcfl.base.errors import RunError
@@ -24,7 +24,7 @@ from hpcfl.commands.cli import main
 from hpcfl.commands.show import digest, summary
 from hpcfl.launch.request import resume_request
 from hpcfl.launch.run import launch
-from hpcfl.store.integrity import USER_BLOCK, damage
+from hpcfl.store.integrity import damage
 from hpcfl.testing.runs import cut_back, play, table
 
 KINDS = ("flipped", "truncated", "zeroed")
@@ -53,12 +53,6 @@ def stopped(run: Path, tmp_path: Path) -> Path:
     folder = Path(shutil.copytree(run, tmp_path / "run"))
     cut_back(folder, 4)
     return folder
-
-
-@pytest.fixture
-def older(stopped: Path) -> Path:
-    """The newest checkpoint as the one file of an earlier version."""
-    return as_one_file(stopped / "checkpoints" / NEWEST)
 
 
 def damaged(content: bytes, seed: int) -> bytes:
@@ -94,14 +88,6 @@ def test_a_damaged_newest_checkpoint_is_passed_over(stopped: Path, caplog: pytes
     assert store.latest(stopped) == newest
 
 
-def test_a_damaged_file_of_an_earlier_version_is_passed_over(older: Path, caplog: pytest.LogCaptureFixture) -> None:
-    content, folder = older.read_bytes(), older.parents[1]
-    assert store.latest(folder) == older
-    for seed in range(60):
-        older.write_bytes(damaged(content, seed))
-        check_passed_over(folder, older, caplog)
-
-
 def check_passed_over(folder: Path, newest: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.clear()
     assert store.latest(folder) == newest.with_name(BEFORE)
@@ -109,15 +95,6 @@ def check_passed_over(folder: Path, newest: Path, caplog: pytest.LogCaptureFixtu
     assert line.startswith(f"hpcfl: checkpoint {newest} cannot be read whole and is passed over: ")
     assert "\n" not in line
     caplog.clear()
-
-
-def test_every_bit_of_the_first_line_counts(older: Path) -> None:
-    newest, content = older, older.read_bytes()
-    for place in range(0, 8 * USER_BLOCK, 7):  # every byte
-        found = bytearray(content)
-        found[place // 8] ^= 1 << place % 8
-        newest.write_bytes(found)
-        assert damage(newest), place
 
 
 @pytest.mark.parametrize("seed", range(6), ids=lambda seed: f"{KINDS[seed % 3]}-{seed}")
@@ -261,56 +238,3 @@ def test_any_reader_opens_its_files_and_the_manifest_is_that_of_their_bytes(tmp_
         content = (path / name).read_bytes()
         assert entry == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     assert sorted(listed) == sorted(FILES[:3])
-
-
-FIRST = f"{BEFORE}.h5"
-
-
-@pytest.fixture
-def oldest(tmp_path: Path) -> Iterator[h5py.File]:
-    """A checkpoint that is one file without a user block, open."""
-    (tmp_path / "checkpoints").mkdir()
-    with h5py.File(tmp_path / "checkpoints" / FIRST, "w") as file:
-        file.attrs["round"] = 2
-        file.create_group("clock").attrs["s"] = 1.5
-        file["shared/w"], file["shared/none"] = np.float32(3), np.zeros((0, 4))
-        file.create_dataset("shared/b", data=np.arange(300_000.0), fletcher32=True)
-        file.create_dataset("personal/000/tensors/v", data=np.ones((2, 3)), maxshape=(None, 3), fletcher32=True)
-        yield file
-
-
-def test_one_without_a_digest_is_read_whole(oldest: h5py.File, tmp_path: Path) -> None:
-    oldest.close()
-    path = tmp_path / "checkpoints" / FIRST
-    assert store.latest(tmp_path) == path
-    content = path.read_bytes()
-    place = content.index(np.arange(290_000.0, 290_004.0).tobytes())
-    path.write_bytes(content[:place] + b"x" + content[place + 1 :])
-    assert "read data" in damage(path)
-    path.write_bytes(content[: len(content) // 2])
-    assert damage(path)
-
-
-@pytest.mark.parametrize("shape", [(2**40,), (2**60, 3)])
-def test_a_size_beyond_the_file_is_not_read(oldest: h5py.File, tmp_path: Path, shape: tuple[int, ...]) -> None:
-    oldest.create_dataset("shared/huge", shape, "f4", chunks=(3,) * len(shape))
-    oldest.close()
-    assert "claims" in damage(tmp_path / "checkpoints" / FIRST)
-
-
-@pytest.mark.parametrize("error", [RuntimeError, ValueError, TypeError, MemoryError, KeyError, OSError])
-def test_whatever_the_reader_raises_it_is_damage(
-    oldest: h5py.File, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
-) -> None:
-    oldest.close()
-    path = tmp_path / "checkpoints" / FIRST
-
-    def fails(*_: Any) -> None:
-        raise error("no\nluck")
-
-    monkeypatch.setattr(h5py.Group, "visititems", fails)
-    assert "no" in damage(path)
-    assert "\n" not in damage(path)
-    monkeypatch.setattr(h5py.Group, "__getitem__", fails)
-    with pytest.raises(RunError, match="cannot be read: "):
-        store.load(path)

@@ -24,7 +24,7 @@ from hpcfl.base.errors import RunError, UsageError
 from hpcfl.commands.cli import main
 from hpcfl.commands.show import summary
 from hpcfl.store import owner
-from hpcfl.store.status import parsed, signed
+from hpcfl.store.status import _checked, parsed, signed
 from hpcfl.testing.runs import cut_back, play, table, toml
 
 HOST = os.uname().nodename
@@ -122,7 +122,7 @@ def running(folder: Path, **changes: Any) -> None:
     for key, value in changes.items():
         line = next(line for line in text.splitlines() if line.startswith(f"{key}: "))
         text = text.replace(line, f"{key}: {value}")
-    (folder / "status").write_text(text)
+    (folder / "status").write_text(_checked(text))
 
 
 @pytest.fixture

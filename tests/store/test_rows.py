@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,12 +15,11 @@ import numpy as np
 import pytest
 import xarray
 
-from helpers.launcher import ROOT
 from hpcfl import store
 from hpcfl.base.errors import UsageError
 from hpcfl.store import Column, Segment, reading
-from hpcfl.store.columns import add_column, add_scales, make_scale, row_type, shape_of
-from hpcfl.store.growing_file import EVENT, checked
+from hpcfl.store.columns import row_type
+from hpcfl.store.growing_file import checked
 
 COLUMNS = [
     Column("sim_seconds", (), "f8", "simulated seconds since the start", "s"),
@@ -147,63 +145,6 @@ def test_more_columns_than_hdf5_takes_are_refused_in_one_line(tmp_path: Path) ->
     with pytest.raises(UsageError, match=r"a row of 2000 columns, 48016 bytes, cannot be stored: .*too large"):
         Segment(tmp_path / "segment-000.h5", many, COORDS, 0, 3)
     assert list(tmp_path.iterdir()) == []
-
-
-# ---- segments of earlier versions: a dataset for each column, and one of the rounds
-
-
-def older(path: Path, first: int, last: int, rounds: int) -> None:
-    """Write a segment as earlier versions did, with rows up to `last`; it was not sealed."""
-    with h5py.File(path, "w", libver=("v110", "v110")) as file:
-        file.attrs.update({"first": first, "rounds": rounds, "sealed": 0})
-        make_scale(file.create_dataset("round", (rounds - first,), "i8", fillvalue=-1, chunks=(8,)), "round")
-        add_scales(file, COORDS)
-        for column in COLUMNS:
-            add_column(file, column, shape_of(column, COORDS, rounds - first))
-        for number in range(first, last):
-            file["round"][number - first] = number
-            for name, value in row(number).items():
-                file[name][number - first] = value
-        file.create_dataset("log/events", (10,), EVENT, chunks=(10,))
-        file.create_dataset("log/count", data=np.zeros(1, np.int64))
-
-
-@pytest.mark.parametrize("sealed", [False, True])
-def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path, sealed: bool) -> None:
-    folder = tmp_path / "run"
-    store.create(folder, {"config": "{}"})
-    older(folder / "metrics" / "segment-000.h5", 0, 5, 10)
-    check(store.open_run(folder), 5)
-    assert store.events(folder) == []
-    if sealed:
-        store.seal(folder)
-        check(plain(folder), 5)
-    segment = begun(folder, 4, 10)
-    for number in range(4, 8):
-        segment.write(number, row(number))
-    segment.event(7, "late", 3, "slow")
-    check(store.open_run(folder), 8)
-    segment.close()
-    store.seal(folder)
-    check(plain(folder), 8)
-    assert [event["segment"] for event in store.events(folder)] == [1]
-
-
-def test_a_growing_segment_whose_records_begin_with_nothing(tmp_path: Path) -> None:
-    """Earlier versions wrote such: rows 0 and 1 of 4, and two events."""
-    folder = tmp_path / "run"
-    store.create(folder, {"config": "{}"})
-    shutil.copy(ROOT / "tests" / "golden" / "growing-segment.h5", folder / "metrics" / "segment-000.h5")
-    assert store.verify(folder).damaged == {}
-    check(store.open_run(folder), 2)
-    assert [(event["round"], event["text"]) for event in store.events(folder)] == [(0, "slow"), (1, "slow")]
-    segment = begun(folder, 2, 4)
-    for number in (2, 3):
-        segment.write(number, row(number))
-    segment.close()
-    store.seal(folder)
-    check(plain(folder), 4)
-    assert len(store.events(folder)) == 2
 
 
 # ---- rows so wide that a kill often strikes inside one

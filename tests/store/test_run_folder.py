@@ -18,12 +18,11 @@ import pytest
 import xarray
 
 from helpers import faults
-from helpers.checkpoints import as_one_file, save
+from helpers.checkpoints import save
 from helpers.recorded import restated
 from hpcfl import store
 from hpcfl.base.errors import RunError, UsageError
 from hpcfl.store import Segment, atomic
-from hpcfl.testing import runs
 
 COLUMNS = [
     store.Column("sim_seconds", (), "f8", "simulated seconds since the start", "s"),
@@ -522,27 +521,6 @@ def test_extras_come_back_with_their_types(tmp_path):
     assert found.shared.keys() == {"taken"}
     assert same(found.extras.pop("weights"), extras.pop("weights"))
     assert {name: value if isinstance(value, str) else float(value) for name, value in found.extras.items()} == extras
-
-
-def test_extras_of_earlier_versions_are_among_the_shared_state(tmp_path):
-    path = save(tmp_path, 1, {"w": np.ones(2), "server.weights": np.arange(3.0)}, [], {}, keep=1)
-    with h5py.File(path / "server.h5", "r+") as file:
-        del file["extras"]
-    found = store.load(path)
-    assert found.shared.keys() == {"w"}
-    assert same(found.extras["weights"], np.arange(3.0))
-
-
-def test_a_run_of_an_earlier_version_goes_on(solo, tmp_path):
-    values = runs.table("salf", "mlp", True)
-    whole = runs.play(solo, values, tmp_path / "whole", None)
-    half = runs.play(solo, values, tmp_path / "half", None)
-    saved = store.load(half / "checkpoints" / "round-000002")
-    assert float(saved.extras["rounds"]) == 2.0
-    earlier = {f"server.{name}": np.atleast_1d(value) for name, value in saved.extras.items()}  # numbers had one axis
-    as_one_file(save(half, 2, saved.shared | earlier, saved.personal, saved.clock, 5, memory=saved.memory))
-    runs.resume(solo, half, 2, None)
-    runs.same(half, whole)
 
 
 @pytest.mark.parametrize("width", [2, 200_000])  # small ones are gathered, large ones are not

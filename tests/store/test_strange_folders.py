@@ -241,12 +241,6 @@ def test_a_status_that_was_changed_is_not_believed(kind: str, tmp_path: Path) ->
     assert store.read_status(folder).state == "unknown"
 
 
-def test_a_status_without_a_check_is_one_of_an_earlier_version(tmp_path: Path) -> None:
-    (tmp_path / "status").write_text("stopped\nreason: asked\nhost: far\npid: 99999999999999999999999999\ntime: then\n")
-    status = store.read_status(tmp_path)
-    assert (status.state, status.reason, status.pid) == ("stopped", "asked", 0)
-
-
 # ---- where nothing can be written
 
 

@@ -329,18 +329,6 @@ def test_a_manifest_that_is_gone_or_damaged_is_told_of(tmp_path: Path, told: set
     assert store.verify(folder).damaged == {}
 
 
-def test_a_folder_of_an_earlier_version(tmp_path: Path) -> None:
-    """It has no digests; from the next start on it has."""
-    folder = tmp_path / "run"
-    (folder / "metrics").mkdir(parents=True)
-    with h5py.File(folder / "run.h5", "w") as file:
-        file.attrs.update({"config": "{}", "segments": "[]", "sealed": 1})
-    found = store.verify(folder)
-    assert (found.damaged, list(found.unchecked)) == ({}, ["run.h5"])
-    store.begin(folder, COLUMNS, COORDS, 0, 3).close()
-    assert store.verify(folder) == store.Findings(files=3)
-
-
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole, hurt = made(tmp_path / "whole", "sealed"), made(tmp_path / "hurt", "sealed")
     flip(segment_of(hurt), 3000)

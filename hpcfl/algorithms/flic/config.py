@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -107,13 +106,6 @@ class FlicKeys(Algorithm):
     tune_epochs: int = Field(10, ge=1)
     """Local epochs before the test; with `hpcfl adapt`, those of φ and β of a newcomer."""
 
-    renamed: ClassVar[Mapping[str, str]] = {"factors": "covariances", "reduction": "covariances", "ddof": "distance"}
-
-    @classmethod
-    def from_table(cls, table: Any, where: str, recorded: bool = False) -> FlicKeys:
-        """Return the section in a table; of a recorded one, keys that say no more than others do are left out."""
-        return super().from_table(_without_implied(table) if recorded else table, where, recorded)
-
     def check(self, participation: Participation, known: bool = True) -> None:
         if self.lambda2 and not (self.draws or self.batch):
             raise refusal("algorithm.draws", "at least 1 with algorithm.batch = 0", 0, 100)
@@ -174,19 +166,3 @@ class FlicKeys(Algorithm):
             self._refuse(("shared_from", "shared_epoch"), "layers in model.hidden")
         if getattr(model, "embedding", "") == "identity":
             self._refuse(("pretrain", "realign", "local_step"), "model.embedding = 'dense'")
-
-
-def _without_implied(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recorded table in today's keys; UsageError where they cannot say what it says."""
-    now = dict(table)
-    if "factors" in now or "reduction" in now:
-        factors, reduction = now.pop("factors", False), now.pop("reduction", "factor_mean")
-        now["covariances"] = ("bures" if reduction == "bures" else "mean") if factors else "fixed"
-    ddof = int(now.get("distance") == "samples")
-    for key, implied in {"ddof": ddof, "scale": 1.0, "shared_epochs": 1}.items():
-        if (value := now.pop(key, implied)) != implied:
-            raise refusal(f"algorithm.{key}", f"{implied}, which is all that this version knows", value)
-    now.pop("anchors", None)  # the labels say it
-    if now.get("mix", 0.0) is None:
-        del now["mix"]
-    return now

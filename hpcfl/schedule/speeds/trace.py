@@ -46,8 +46,8 @@ class Recorded(ConfigBase):
         return cls(
             seed=table["seed"],
             clock=table["clock"],
-            speed=speed.from_table(table["speed"], "speed", recorded=True),
-            participation=Participation.from_table(table["participation"], "participation", recorded=True),
+            speed=speed.from_table(table["speed"], "speed"),
+            participation=Participation.from_table(table["participation"], "participation"),
         )
 
 
@@ -92,8 +92,8 @@ class Tape:
             raise UsageError(f"speed.run: '{run}' did not record {', '.join(lacking)}: run it again")
         cohort, version, depth, seconds, duration, repeats, end = (data[name].values for name in COLUMNS)
         steps = data[STEPS].values if STEPS in data else None
-        chunk = int(data.attrs.get("chunk", 1))  # runs of before had replays that compute one by one
-        computing = json.loads(data.attrs.get("computing", "{}")).get("how", "vmapped")  # likewise
+        chunk = int(data.attrs.get("chunk", 1))
+        computing = json.loads(data.attrs.get("computing", "{}")).get("how", "vmapped")
         facts = version, depth, seconds, duration, repeats, end
         tape = cls(config, chunk, computing, data.sizes["layer"], cohort == 1, *facts)
         arrivals = {name: data[f"arrival_{name}"].values for name in ARRIVALS if f"arrival_{name}" in data}
