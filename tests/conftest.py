@@ -19,6 +19,7 @@ if "HPCFL_TESTS_STATE" not in os.environ:  # what has run here is no affair of w
     os.environ["HPCFL_TESTS_STATE"] = os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="hpcfl-state-")
 
 from helpers.summary import SPENT, processor_seconds, summary
+from hpcfl.base import plugins
 from hpcfl.mpi.launcher import launched
 from hpcfl.testing.conftest import shared_dir, solo, world
 from hpcfl.testing.world import RESULTS, World
@@ -44,9 +45,10 @@ def common(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def modules_forgotten(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Forget what a test has imported from files of its own: another one's may have the same name."""
+    """Forget what a test has imported from files of its own, and what a run that it took up lets be imported."""
     before, base = set(sys.modules), tmp_path_factory.getbasetemp()
     yield
+    plugins.look_first([])
     for name in sys.modules.keys() - before:
         if Path(getattr(sys.modules[name], "__file__", None) or "/").is_relative_to(base):
             del sys.modules[name]
