@@ -13,7 +13,7 @@ from helpers.launcher import ROOT
 
 @pytest.mark.launch
 def test_a_planted_change_is_found(tmp_path: Path) -> None:
-    """SALF's changes are a millionth smaller in the copy, which lacks a preset too."""
+    """SALF's changes are a millionth smaller in the copy, which lacks a preset too, and writes another format."""
     old = tmp_path / "old"
     for name in ("hpcfl", "jobs", "examples"):
         shutil.copytree(ROOT / name, old / name, ignore=shutil.ignore_patterns("__pycache__", "flic-linear.toml"))
@@ -21,6 +21,9 @@ def test_a_planted_change_is_found(tmp_path: Path) -> None:
     change = "params[name] - start[name][:count]"
     assert file.read_text().count(change) == 1
     file.write_text(file.read_text().replace(change, f"({change}) * 0.999999"))
+    numbered = old / "hpcfl" / "store" / "attributes.py"
+    assert numbered.read_text().count("RUN_FORMAT = 1\n") == 1
+    numbered.write_text(numbered.read_text().replace("RUN_FORMAT = 1\n", "RUN_FORMAT = 2\n"))
     rows = compared((old, ROOT), ["fedavg-digits", "flic-linear", "salf-digits"], tmp_path, ranks=(1,))
     assert [(row["name"], row["outcome"]) for row in rows] == [
         ("fedavg-digits", "equal"),

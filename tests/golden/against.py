@@ -30,7 +30,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from golden.freeze import ALWAYS, RUNS, digest, has_data, state
 from helpers.launcher import ROOT, job, mpis
-from hpcfl.testing.runs import recorded
+from hpcfl.testing.runs import PER_RANK, WALL
 
 PLAYER = Path(__file__).with_name("player.py")
 SIDES = "COMMIT", "HEAD"
@@ -128,7 +128,7 @@ def differences(old: Path, new: Path) -> Iterator[str]:
         scale = max(float(np.abs(value).max(initial=0)) for value in before.values())
         gap = max(float(np.abs(np.subtract(before[name], after[name], dtype=float)).max(initial=0)) for name in before)
         yield f"the state by {gap:.2g}, where its largest number is {scale:.2g}"
-    one, other = recorded(old), recorded(new)
+    one, other = (recorded(run.with_name(f"{run.name}.npz")) for run in (old, new))
     if unlike := [name for name in sorted(one.keys() & other.keys()) if not same(one[name], other[name])]:
         yield f"recorded are other {', '.join(unlike)}"
 
@@ -136,6 +136,12 @@ def differences(old: Path, new: Path) -> Iterator[str]:
 def tensors(run: Path) -> dict[str, Any]:
     shared, personal = state(run)
     return shared | {f"{name} of client {client}": value for client, name, value in personal}
+
+
+def recorded(file: Path) -> dict[str, Any]:
+    """Return what a side has read of its own run, but for the columns of real time and of single ranks."""
+    with np.load(file) as columns:
+        return {name: columns[name] for name in columns.files if name not in {*WALL, *PER_RANK, "rank"}}
 
 
 def same(one: Any, other: Any) -> bool:

@@ -1,7 +1,7 @@
 """Play command lines in one process: ``python player.py TREE FILE``, on one rank or several; `against` starts it.
 
 It takes nothing for granted but the command ``hpcfl``: it plays an older package too. Beside each run folder rank 0
-writes the exit code and what was said.
+writes the exit code and what was said, and what was recorded, as this package reads it: another's format may differ.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from contextlib import redirect_stderr, redirect_stdout
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
+
+import numpy as np
 
 import hpcfl
 
@@ -35,6 +37,11 @@ def main(tree: str, file: str) -> None:
         if RANK == "0":
             last = [line for line in said.getvalue().splitlines() if line.strip()][-1:]
             Path(f"{folder}.json").write_text(json.dumps([code, "".join(last)]))
+            if code == 0:
+                data = hpcfl.open_run(folder)
+                columns = {str(name): data[name].values for name in [*data.data_vars, *data.coords]}
+                texts = {name: value.astype(str) for name, value in columns.items() if value.dtype.kind == "O"}
+                np.savez(f"{folder}.npz", **columns | texts)  # an object would be pickled
 
 
 if __name__ == "__main__":
