@@ -133,11 +133,12 @@ class HeteroFl(FedAvg):
         for group in super().layout(task):
             blocks = {}
             for name, block in group.items():
-                parts = tuple(self.held(block.shape, axes.get(name, {}), rate) for rate in self.rates)
                 narrower = self.narrows(block.shape, axes.get(name, {}))
-                blocks[name] = replace(block, parts=parts if narrower and not self.sends_whole else ())
+                if narrower and not self.sends_whole:
+                    block = replace(block, parts=tuple(self.held(block.shape, axes[name], r) for r in self.rates))
+                blocks[name] = block
                 if (self.mask_labels and name in last) or (narrower and self.sends_whole):
-                    blocks[HELD + name] = replace(blocks[name], mask=True)
+                    blocks[HELD + name] = replace(block, mask=True)
             groups.append(blocks)
         return tuple(groups)
 

@@ -50,7 +50,7 @@ class _Room(local):
     scratch: Tensor
     result: Tensor
     whole: Ints
-    biases: Tensor
+    biases: tuple[Tensor, ...]
     _wide: Tensor
 
     def __getattr__(self, name: str) -> Any:
@@ -59,7 +59,7 @@ class _Room(local):
             raise AttributeError(name)
         self.total, self.scratch, self.result, whole = torch.empty(4, PIECE, dtype=torch.float64)
         self.whole = whole.view(torch.int64).numpy()
-        self.biases = torch.tensor([[BIAS], [-BIAS]], dtype=torch.float64)
+        self.biases = torch.tensor([[BIAS], [-BIAS]], dtype=torch.float64).unbind()
         self._wide = torch.empty(0, dtype=torch.float64)
         return getattr(self, name)
 

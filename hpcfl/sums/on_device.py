@@ -7,7 +7,7 @@ Blocks of float64, and what is beyond the range of whole numbers, take the bins 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -65,10 +65,8 @@ class DeviceSums:
         names, rows = tuple(self._waiting), list(self._waiting.values())
         joined = rows[0] if len(rows) == 1 else torch.cat(rows, 1)
         self._waiting = {}
-        steps = _column([each * STEPS for each in self._weight], joined.device)
-        few = max(1, AT_ONCE // (8 * joined.shape[1]))
-        for some, factors in zip(torch.split(joined, few), torch.split(steps, few)):
-            total = torch.mul(some, factors).round_().to(torch.int64).sum(0)
+        for products in _products(joined, [each * STEPS for each in self._weight]):
+            total = products.round_().to(torch.int64).sum(0)
             if names in self._whole:
                 self._whole[names] += total
             else:
@@ -76,12 +74,9 @@ class DeviceSums:
 
     def _add_binned(self, name: str, rows: Tensor, weight: list[float]) -> None:
         """Do what `BinnedSum` does with each product: so many launches, however many rows there are."""
-        count = rows.shape[1]
         if name not in self._binned:
-            self._binned[name] = rows.new_zeros(self.bins[name], count, dtype=torch.float64)
-        few = max(1, AT_ONCE // (8 * count))
-        for some, factors in zip(torch.split(rows, few), torch.split(_column(weight, rows.device), few)):
-            rest = torch.mul(some, factors)
+            self._binned[name] = rows.new_zeros(self.bins[name], rows.shape[1], dtype=torch.float64)
+        for rest in _products(rows, weight):
             for grid, row in zip(GRIDS, self._binned[name]):
                 part = rest.add(ROUNDER / grid).sub_(ROUNDER / grid)
                 row += part.sum(0)  # of multiples of the grid's step: exact in any order
@@ -136,5 +131,8 @@ def _add_whole(sums: ExactSum, whole: Tensor, bound: float) -> None:
         sums.bins[1] += fine / GRIDS[1]
 
 
-def _column(weight: list[float], device: torch.device) -> Tensor:
-    return on_device(torch.tensor(weight, dtype=torch.float64), device)[:, None]
+def _products(rows: Tensor, weight: list[float]) -> Iterator[Tensor]:
+    """Yield ``weight·row`` in float64, of as many rows [k, n] at a time as have room."""
+    column = on_device(torch.tensor(weight, dtype=torch.float64), rows.device)[:, None]
+    few = max(1, AT_ONCE // (8 * rows.shape[1]))
+    yield from map(torch.mul, torch.split(rows, few), torch.split(column, few))
