@@ -22,10 +22,8 @@ from hpcfl.base import terminal
 from hpcfl.base.blame import blaming
 from hpcfl.base.console import print_table, terminal_width
 from hpcfl.base.errors import ErrorOnOtherRank, RunError, Stopped, UsageError, UserError
-from hpcfl.base.plugins import told
 from hpcfl.commands.contributed import contributed
 from hpcfl.engine import stopping
-from hpcfl.mpi.launcher import starter, world
 
 if TYPE_CHECKING:
     from hpcfl.launch.request import RunRequest
@@ -116,6 +114,7 @@ def resume(allow_mixed: bool, **options: Any) -> None:
 
 def _launch(decide: Callable[[], RunRequest | None], allow_mixed: bool) -> None:
     from hpcfl.launch.run import launch
+    from hpcfl.mpi.launcher import world
 
     comm = world()
     with suppress(ValueError, OSError):  # there may be no file behind stderr
@@ -142,6 +141,7 @@ def _launch(decide: Callable[[], RunRequest | None], allow_mixed: bool) -> None:
 @MIXED
 def sweep(jobs: int, launcher: str, listing: bool, only: int | None, **options: Any) -> None:
     """Run every CONFIG with all of --with, --grid and --seeds: finished runs are skipped, others gone on with."""
+    from hpcfl.base.plugins import told
     from hpcfl.commands import sweep as sweeps
     from hpcfl.commands import sweep_run
 
@@ -199,6 +199,8 @@ def stop(folders: tuple[Path, ...], wait: bool, patience: float) -> None:
 )
 def doctor(json_to: str | None, launcher: bool, network: bool) -> None:
     """Print what a launch looks like from the inside, and the traps in it; alone, under mpirun and under srun."""
+    from hpcfl.mpi.launcher import starter, world
+
     if launcher and network:
         raise UsageError("hpcfl doctor: --launcher starts no ranks, --network measures between them: expected one")
     if launcher:
@@ -263,6 +265,7 @@ def check(
     per_host: int | None,
 ) -> None:
     """Validate CONFIG and print what it would do; nothing runs but the files of yours that it names."""
+    from hpcfl.base.plugins import told
     from hpcfl.commands.check import report
     from hpcfl.config import load
 
@@ -412,6 +415,8 @@ def list_(name: str, as_page: bool) -> None:
 
 
 def _check_alone(command: str, text: str) -> None:
+    from hpcfl.mpi.launcher import world
+
     if world() is not None:
         raise UsageError(f"hpcfl {command} was started by an MPI launcher, {text}")
 

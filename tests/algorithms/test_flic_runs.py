@@ -171,7 +171,7 @@ def adapt(run: Path, capsys: pytest.CaptureFixture[str], *words: str) -> dict[st
 def test_newcomers_of_any_width_learn_what_is_theirs(
     solo: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcfl.commands.cli.world", lambda: None)
+    monkeypatch.setattr("hpcfl.mpi.launcher.world", lambda: None)
     run, job_, never = few(solo, tmp_path)
     path, federation = tmp_path / "own.h5", job_.task.federation
     found = adapt(run, capsys, "--epochs", "20", "--out", str(path))
@@ -197,7 +197,7 @@ def test_newcomers_of_any_width_learn_what_is_theirs(
 def test_widths_adapt_together_as_each_by_itself(
     solo: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcfl.commands.cli.world", lambda: None)
+    monkeypatch.setattr("hpcfl.mpi.launcher.world", lambda: None)
     run, *_ = few(solo, tmp_path, covariances="mean", pretrain=1)
     together = adapt(run, capsys, "--epochs", "2")["clients"]
     for row in together:
@@ -220,7 +220,7 @@ def test_what_is_a_newcomers_own(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hpcfl.commands.cli.world", lambda: None)
+    monkeypatch.setattr("hpcfl.mpi.launcher.world", lambda: None)
     run, _, never = few(solo, tmp_path, inside=inside)
     found = adapt(run, capsys, "--epochs", "1", "--out", str(tmp_path / "own.h5"))
     embedding = [f"embed{layer}.{kind}" for layer in (1, 2) for kind in ("weight", "bias")]
