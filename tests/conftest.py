@@ -48,7 +48,7 @@ def modules_forgotten(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     """Forget what a test has imported from files of its own, and what a run that it took up lets be imported."""
     before, base = set(sys.modules), tmp_path_factory.getbasetemp()
     yield
-    plugins.look_first([])
+    plugins._only.clear()
     for name in sys.modules.keys() - before:
         if Path(getattr(sys.modules[name], "__file__", None) or "/").is_relative_to(base):
             del sys.modules[name]
