@@ -152,13 +152,16 @@ def anchors() -> Found:
 
 
 def by_hpcfl(name: str, work: gpu_by_hand.Work, more: Found) -> Found:
-    """Return the median seconds of a round from one server's step to the next, and the first round's loss."""
-    given = work.config(name, rounds=4 if DRY else 7, device=GPU, **more)
+    """Return the median seconds of a round from one server's step to the next, once steps are replayed, and the loss.
+
+    The loss is that of the first round.
+    """
+    given = work.config(name, rounds=6 if DRY else 14, device=GPU, **more)
     given["data"] |= {"small": DRY}
     with folder() as place, gpu_by_hand.timed_steps() as steps:
         run = hpcfl.run(given, out=place / "run", quiet=True)
         loss = float(run.data["loss"].values[0])
-    return {"seconds": float(np.median(np.diff(steps)[1:])), "loss": loss}
+    return {"seconds": float(np.median(np.diff(steps)[4:])), "loss": loss}
 
 
 def profile() -> Found:
@@ -471,6 +474,7 @@ def outcome(name: str, limit: float, mpi: str = "") -> Found:
         return {"error": f"no end after {limit:.0f} s"}
     *lines, last = out.splitlines() or [""]
     if child.returncode or not last.startswith("{"):
+        print(out, end="", flush=True)
         return {"error": f"exit code {child.returncode}", "said": (out + err)[-1500:]}
     for line in lines:
         print(line, flush=True)

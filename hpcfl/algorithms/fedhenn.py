@@ -83,6 +83,9 @@ class FedHeNN(Local):
         """Return η_t of a round; the first one, number 0, has t = 1."""
         return self.eta * sqrt(round + 1)
 
+    def fixed(self, round: int) -> None:
+        """What is minimised depends on the round and the clients."""
+
     def minimised(self, task: Task, shared: State, personal: State, visits: Visits) -> Objective | None:
         of = int(shared[ROUND])
         strength = self.strength(visits.round)

@@ -168,6 +168,9 @@ class HeteroFl(FedAvg):
 
         return (yield from changed(work, sent))
 
+    def fixed(self, round: int) -> None:
+        """What is minimised depends on whose labels and rates a chunk's are."""
+
     def minimised(self, task: Task, shared: State, personal: State, visits: Visits) -> Objective | None:
         present, rates = self._present(task, visits), self._rates(task, visits)
         if set(rates) == {1.0} and not self.mask_labels:

@@ -23,7 +23,7 @@ say. The own layers of a client that never took part are those that its first vi
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Set
+from collections.abc import Hashable, Iterator, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -97,6 +97,10 @@ class LocalTraining(Algorithm):
     def train(self, task: Task, shared: State, params: State, memory: State, visits: Visits) -> Tensor:
         """Train in place, `memory` too; return each client's mean objective over its steps, ``[c]``."""
 
+    def fixed(self, round: int) -> Hashable:
+        """Return what `train` depends on in a round beside tensors and batches; None: it may be anything."""
+        return None
+
     def kept_after(self, shared: State, params: State, memory: State) -> State:
         """Return the memory of a chunk's clients after visits that have led to `params`."""
         return memory
@@ -168,18 +172,20 @@ class LocalTraining(Algorithm):
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         own, served = self.personal(task), task.replicate(shared, visits)
-        params = {name: value.clone() for name, value in (served | some(personal, own)).items()}
-        memory = some(personal, personal.keys() - own)
-        if visits.trained is None:
-            if visits.training is not None:
-                visits.training.params, visits.training.memory = params, memory
-            loss = self.train(task, shared, params, memory, visits)
-        else:
+        params, memory = served | some(personal, own), some(personal, personal.keys() - own)
+        if visits.trained is not None:
             params, memory = visits.trained.params, visits.trained.memory
             assert visits.trained.loss is not None
             loss = visits.trained.loss
             if task.whole is not None:
                 task.whole.begin(visits.clients.tolist(), visits.trained.buffers)
+        elif task.slots is not None and visits.closed is None and visits.steps is None:
+            loss = task.slots.trained(self.train, task, shared, params, memory, visits, self.fixed(visits.round))
+        else:
+            params = {name: value.clone() for name, value in params.items()}
+            if visits.training is not None:
+                visits.training.params, visits.training.memory = params, memory
+            loss = self.train(task, shared, params, memory, visits)
         memory = self.kept_after(shared, params, memory)
         weight = visits.weights(self.weights)
         yield {"loss": (loss, weight)}
@@ -273,6 +279,11 @@ class LocalSgd(LocalTraining):
     def kept(self, params: State, memory: State) -> tuple[State, State]:
         """Return what of a chunk's memory is the optimiser's, and what is the author's."""
         return {}, memory
+
+    def fixed(self, round: int) -> Hashable:
+        names = ("train", "minimised", "kept", "local_steps", "optimiser", "optimiser_in", "learning_rate")
+        ours = all(_defines(type(self), name).startswith("hpcfl.") for name in names)
+        return self.optimiser_in(round) if ours else None
 
     def local_steps(self, task: Task, visits: Visits, phase: int = 0) -> Iterator[Batch]:
         """Yield the batches of a visit's steps; each phase has an order of samples of its own."""
@@ -400,6 +411,11 @@ class PartlyPersonal(LocalSgd):
             for name, value in personal.items()
             if name != VISITED
         }
+
+
+def _defines(method: type, name: str) -> str:
+    """Return the module of the class from which a method has an attribute."""
+    return next(each.__module__ for each in method.__mro__ if name in vars(each))
 
 
 def last(key: str, value: int, layers: int, least: int = 1, most: int | None = None) -> range:

@@ -22,6 +22,11 @@ def on_device(value: Tensor, device: torch.device) -> Tensor:
     return (value if pinned else value.pin_memory()).to(device, non_blocking=True)
 
 
+def refill(room: Tensor, value: Tensor) -> None:
+    """Give a tensor of a device the numbers of one of the host, behind what the device still does."""
+    room.view(value.shape).copy_(value.pin_memory() if room.device.type == "cuda" else value, non_blocking=True)
+
+
 def on_host(values: Sequence[Tensor]) -> list[Tensor]:
     """Return tensors in the host's memory, with one wait for the device that has any of them."""
     device = next((value.device for value in values if value.device.type != "cpu"), None)

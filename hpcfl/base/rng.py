@@ -7,8 +7,8 @@ so any rank can produce the numbers of any client in any round without having pr
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,6 +71,8 @@ class StepKey(NamedTuple):
     round: int
     clients: Sequence[int]
     step: int
+    fed: Callable[[str, Sequence[int]], Any] | None = None
+    """Where steps are recorded: returns some clients' `seeds` on the device, as each replay finds its own there."""
 
     def generators(self, purpose: str) -> list[np.random.Generator]:
         """A generator for each client; it does not depend on who else is in the chunk."""

@@ -1,8 +1,9 @@
 """Chunks of a rank that are computed at once, where no bit of a visit depends on who is computed with it.
 
 Chunks follow from the config alone. How many visits are computed at once is then a matter of time only: on a CPU as
-many as suit its caches, on another device as many as its memory takes. On a CPU each chunk is summed up by itself: it
-decides about the last bits of sums, which elsewhere have no chunks (`hpcfl.sums.on_device`).
+many as suit its caches, on another device as many as its memory takes, or as there are slots (`hpcfl.learning.slots`).
+On a CPU each chunk is summed up by itself: it decides about the last bits of sums, which elsewhere have no chunks
+(`hpcfl.sums.on_device`).
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from hpcfl.algorithms.local_sgd import LocalTraining
 from hpcfl.base.device_copy import memory_of
 from hpcfl.base.lazy import torch
 from hpcfl.base.memory import LARGEST_BYTES, last_level_cache
-from hpcfl.base.types import State
+from hpcfl.base.types import Ints, State
 from hpcfl.engine.hangs import Moves
 from hpcfl.engine.uneven import Sent, Work, collected, told, visited
 from hpcfl.learning.batches import Visits
@@ -31,6 +33,7 @@ CACHE_SHARE = 4  # a bundle's models take at most this part of the last-level ca
 SHARED = 2  # where several threads compute them, this one: they wait for each other after each operation
 MEMORY_SHARE = 32  # and at most this part of another device's memory: steps and sums take ten times their room
 MOST = 1024  # clients: more of a small model gain nothing
+DATA_SHARE = 4  # and the samples of all that a rank hosts, beside them, this part
 FEWEST = 2  # a product for one client alone takes another way through the BLAS, and has other last bits
 LINE = 16  # numbers of a cache line: on some processors last bits depend on where in a line a matrix begins
 
@@ -80,12 +83,25 @@ class Bundles:
             able = able and not task.looped and not task.buffer_names
             most = memory_of(task.device) // MEMORY_SHARE
         self.bytes = most if able else 0
+        self.slots = task.slots if isinstance(algorithm, LocalTraining) else None
+
+    def hold(self, chunks: Iterable[Chunk]) -> None:
+        """Read what all clients of some chunks hold, if visits are to fill slots: graphs pick from one array."""
+        if self.slots is None:
+            return
+        clients, federation = np.concatenate([chunk.clients for chunk in chunks]), self.task.federation
+        sample = max(int(np.prod(shape)) for shape in federation.shapes) * self.task.dtype.itemsize
+        if sample * int(federation.train_sizes[clients].sum()) <= memory_of(self.task.device) // DATA_SHARE:
+            self.task.hold(clients)
 
     def work(self, shared: State, parts: Iterable[Part]) -> Iterator[tuple[list[Part], Visits, Client]]:
         """Yield parts with their visits and what does these, a generator as `Algorithm.client` is, to be exhausted.
 
         Several come together where they need not be kept apart.
         """
+        if self.slots is not None:
+            yield from self._in_slots(shared, parts, self.slots.width)
+            return
         for bundle, kind in self._cut(parts) if self.bytes else (([part], None) for part in parts):
             held = [part.chunk.clients for part in bundle]
             self.task.hold(np.concatenate(held) if len(held) > 1 else held[0])
@@ -97,6 +113,28 @@ class Bundles:
                 yield bundle, done[0].visits, told(done[1])
             else:
                 yield from (([part], part.visits, self._client(shared, part)) for part in bundle)
+
+    def _in_slots(
+        self, shared: State, parts: Iterable[Part], width: int
+    ) -> Iterator[tuple[list[Part], Visits, Client]]:
+        """Yield `work` in fillings of so many visits."""
+        filling: list[Part] = []
+        for part in parts:
+            rows, start = np.arange(len(part.visits.clients)), 0
+            while start < len(rows):
+                room = width - sum(len(each.visits.clients) for each in filling)
+                filling.append(_rows(part, rows[start : start + room]))
+                start += room
+                if start <= len(rows):
+                    yield self._filled(shared, filling)
+                    filling = []
+        if filling:
+            yield self._filled(shared, filling)
+
+    def _filled(self, shared: State, filling: list[Part]) -> tuple[list[Part], Visits, Client]:
+        whole = self._joined(filling) if len(filling) > 1 else filling[0]
+        self.moves.to(whole.visits.round, whole.visits.clients)
+        return filling, whole.visits, self._client(shared, whole)
 
     def _client(self, shared: State, part: Part) -> Client:
         return visited(self.client, self.task, shared, part.personal, part.visits)
@@ -175,6 +213,14 @@ class Bundles:
         )
         personal = {name: torch.cat([part.personal[name] for part in bundle]) for name in bundle[0].personal}
         return Part(bundle[0].chunk, personal, visits)
+
+
+def _rows(part: Part, rows: Ints) -> Part:
+    """Return some of the visits of a part."""
+    if len(rows) == len(part.visits.clients):
+        return part
+    own = slice(int(rows[0]), int(rows[-1]) + 1)
+    return Part(part.chunk, {name: value[own] for name, value in part.personal.items()}, part.visits.of(rows))
 
 
 def rows_of(sent: Sent, rows: slice) -> Sent:

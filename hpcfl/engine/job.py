@@ -28,6 +28,7 @@ from hpcfl.engine.uneven import evenly
 from hpcfl.learning import batchnorm
 from hpcfl.learning.batches import Visits
 from hpcfl.learning.evaluate import client_finite, client_objectives, client_sums
+from hpcfl.learning.slots import Slots
 from hpcfl.learning.task import Task
 from hpcfl.mpi.placement import Chunk, check_width, chunk_size, cut
 from hpcfl.mpi.transport import Personal
@@ -38,6 +39,9 @@ from hpcfl.schedule.planner import Planner
 from hpcfl.sums.guard import Norms, RunGuard, Watch
 from hpcfl.sums.layers import Layers
 from hpcfl.sums.message import Arrived, Block, Layout
+
+FILLING_BYTES = 2**28  # of models, and of a step's samples: from there on a large GPU's memory is busy
+MOST = 1024  # visits of a filling: more gain nothing
 
 
 @dataclass
@@ -137,10 +141,29 @@ class Job:
             size = min(size, max(1, config.clients // (ranks - 1)))
         chunks = cut(size, task.paces, ranks, kinds(algorithm, task))
         job = cls(config, task, algorithm, chunks)
+        task.slots = job.slots()
         config.speed.covers(config.rounds, config.clients, len(job.layers.tensors))
         if config.model.initial is not None:
             task.start.check_method(job.algorithm.name, job.algorithm.init_server(task), job.algorithm.personal(task))
         return job
+
+    def slots(self) -> Slots | None:
+        """Return the fillings of a rank on a device that is not the CPU; None: visits are computed chunk by chunk."""
+        config, task = self.config, self.task
+        if task.device.type == "cpu" or config.clock == "wall":
+            return None
+        members = self.planner.members
+        sizes, kind = task.federation.train_sizes, kinds(self.algorithm, task)
+        uneven = len({(kind[client], sizes[client]) for client in members.tolist()}) > 1
+        if uneven or not self.planner.whole:
+            return None
+        if config.batch_clients != "auto" or task.looped:
+            return Slots(1 if task.looped else self.chunk)
+        samples = getattr(self.algorithm, "batch", 0) or int(sizes.max())
+        step = samples * int(np.prod(task.federation.shapes[0])) * task.dtype.itemsize
+        cohort = min(len(members), config.participation.invited(config.clients))
+        most = max(1, min(MOST, FILLING_BYTES // max(task.nbytes, step)))
+        return Slots(-(-cohort // -(-cohort // most)))
 
     @property
     def chunk(self) -> int:

@@ -93,6 +93,8 @@ class Simulated(Rounds):
             self._between(now)
             for part in plan.parts():
                 record.visits += visit(self.job, part, self.mine, now, sums, kept, record)
+        if self.job.task.slots is not None:
+            self.job.task.slots.draw_ahead()
         record.gradients = int(self.job.task.oracle_calls.max())
         self.job.task.oracle_calls[:] = 0
         with record.timed("wait_seconds"):
@@ -189,6 +191,7 @@ def visit(
     record, count, device = record or Record.open(), 0, job.task.device
     # a rank to whose clients a state was not sent does not have it
     shared = now.shared if plan.arrivals is None else now.served.get(plan.round, {})
+    job.bundles.hold(chunks)
     for parts, own, work in job.bundles.work(shared, _parts(job, plan, chunks, now)):
         clients, visits = own.clients, plan.places(own.clients)
         sieve = job.guard.sieve(len(clients), record.limits)

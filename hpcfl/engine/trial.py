@@ -43,8 +43,8 @@ def tried(job: Job, now: Progress, data_dir: Path | None) -> None:
     """Try what is the user's on one client, the one with the fewest samples, and leave no trace of that.
 
     It is one batch's gradient where model, loss or data are the user's, and a whole visit, the server's step, a test
-    and the metrics where the method is; each twice, with the same bits. So are data of the user's made once more, but
-    large ones. RunError names the user's file.
+    and the metrics where the method is; each twice, with the same bits, or nearly so on a GPU that need not give them.
+    So are data of the user's made once more, but large ones. RunError names the user's file.
     """
     config = job.config
     own = {key: name for key, name in config.named if key != "speed.model"}
@@ -54,6 +54,7 @@ def tried(job: Job, now: Progress, data_dir: Path | None) -> None:
         return
     task = copy(job.task)  # what is held and counted is this one's own
     task.release_held()
+    task.slots = None
     task.oracle_calls, layers = job.task.oracle_calls.copy(), len(job.layers.tensors)
     client = min(having, key=lambda each: (sizes[each] < 2, sizes[each]))  # no module can normalise a single sample
     clients = np.array([client])
@@ -66,7 +67,7 @@ def tried(job: Job, now: Progress, data_dir: Path | None) -> None:
         task.hold(clients)
         if own.keys() - {"algorithm.name"}:
             with blaming(first, ("model.name", "task.loss", "data.name")):
-                _try_batch(task, visits, own)
+                _try_batch(task, visits, own, _within(job))
         if "data.name" in own and _bytes(task.federation) <= SMALL:
             _try_data(task.federation, config.federation(data_dir), client, own["data.name"])
         if "algorithm.name" in own and job.algorithm.invites(0):
@@ -76,7 +77,12 @@ def tried(job: Job, now: Progress, data_dir: Path | None) -> None:
         task.whole.begin([], {})
 
 
-def _try_batch(task: Task, visits: Visits, own: Mapping[str, str]) -> None:
+def _within(job: Job) -> float:
+    """Return by which share of the largest number what is computed again may differ."""
+    return 0.0 if job.task.device.type == "cpu" or job.config.reproducible else tracing.CLOSE
+
+
+def _try_batch(task: Task, visits: Visits, own: Mapping[str, str], within: float) -> None:
     """Try the gradient of one batch."""
 
     def refuse(what: str, *keys: str) -> NoReturn:
@@ -106,7 +112,7 @@ def _try_batch(task: Task, visits: Visits, own: Mapping[str, str]) -> None:
         if not _same(value, held[name]):
             refuse(in_place(name), "task.loss" if name == "labels" else "model.name")
     again, other = task.gradients(params, batch)
-    if not all(torch.equal(each, again[name]) for name, each in found.items()) or not torch.equal(losses, other):
+    if _apart({**found, "loss": losses}, {**again, "loss": other}, within):
         refuse(
             "gradients of the same batch differ when computed again: expected random numbers of torch's, NumPy's or "
             "Python's global generator alone, and nothing else that outlasts a step",
@@ -136,14 +142,14 @@ def _try_method(job: Job, now: Progress, visits: Visits) -> None:
     (client,) = visits.clients.tolist()
     given = {f"'{name}' of the shared state": each for name, each in now.shared.items()} | samples_of(task, visits)
     before, shared = {name: each.clone() for name, each in given.items()}, dict(now.shared)
-    begun = [border.begun(method.init_client(task, client), "init_client") for _ in range(2)]
-    if name := _apart(*begun):
+    begun, again = (border.begun(method.init_client(task, client), "init_client") for _ in range(2))
+    if name := _apart(begun, again):
         border.refuse(f"init_client gave other numbers for '{name}' when asked again: {ELSEWHERE}")
     if name := _apart(now.shared, task.start.given(border.begun(method.init_server(task), "init_server"))):
         border.refuse(f"init_server gave other numbers for '{name}' when asked again: {ELSEWHERE}")
 
     def visit() -> Sent:
-        own = {name: value[None].clone() for name, value in begun[0].items()}
+        own = {name: value[None].clone() for name, value in begun.items()}
         return collected(border.client(task, now.shared, own, visits))
 
     sent, after = visit()
@@ -161,7 +167,8 @@ def _try_method(job: Job, now: Progress, visits: Visits) -> None:
     messages, later = visit()
     values = {name: value for name, (value, _) in blocks.items()}
     others = {name: value for message in messages for name, (value, _) in message.items()}
-    if name := _apart(values, others) or _apart(after, later):
+    within = _within(job)
+    if name := _apart(values, others, within) or _apart(after, later, within):
         border.refuse(f"client gave other numbers for '{name}' when asked the same again: {ELSEWHERE}")
     if job.iterated is None:
         _try_server(job, now, visits, sent)
@@ -181,7 +188,7 @@ def _try_server(job: Job, now: Progress, visits: Visits, sent: Iterable[Message]
         border.refuse(f"the server's step {in_place(name)}")
     if name := next((name for name, value in state.shared.items() if not value.isfinite().all()), ""):
         border.refuse(f"the server's step made '{name}' that is not finite of what is")
-    if name := _apart(state.shared, again.shared):
+    if name := _apart(state.shared, again.shared, _within(job)):
         border.refuse(f"the server's step gave other numbers for '{name}' when asked the same again: {ELSEWHERE}")
     personal = {name: value[None] for name, value in method.init_client(task, int(visits.clients[0])).items()}
     test = Visits.for_test(1, visits.clients)
@@ -209,6 +216,12 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one, other) or torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
-def _apart(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> str:
-    """Return the first name whose numbers differ, "" where none do."""
-    return next((name for name, value in one.items() if name not in other or not torch.equal(value, other[name])), "")
+def _apart(one: Mapping[str, Tensor], other: Mapping[str, Tensor], within: float = 0.0) -> str:
+    """Return the first name whose numbers differ, or do by more than a share of the largest; "" where none do."""
+
+    def alike(value: Tensor, again: Tensor | None) -> bool:
+        if again is None or value.shape != again.shape:
+            return False
+        return torch.equal(value, again) or (within > 0 and tracing.share_apart(value, again) <= within)
+
+    return next((name for name, value in one.items() if not alike(value, other.get(name))), "")

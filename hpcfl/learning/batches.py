@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from threading import Event
 from typing import TYPE_CHECKING, Literal
 
@@ -19,6 +19,7 @@ from hpcfl.learning.samples import Samples
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from hpcfl.learning.slots import Feeds
 
 PHASE_STEPS = 2**32  # more steps than a phase of a visit has
 PHASES = 2**16  # more phases than a visit has
@@ -162,12 +163,14 @@ class Batches(Iterator[Batch]):
     Attributes
     ----------
     held : callable
-        Returns each client's samples, once the first batch is asked for.
+        Returns the samples of each of some clients, once the first batch is asked for.
     fill : float, optional
         Images are cropped and mirrored, and padded with it before.
+    feeds : Feeds, optional
+        Where steps are recorded: all that is drawn passes through it.
     """
 
-    held: Callable[[], Sequence[Samples]]
+    held: Callable[[Ints], Sequence[Samples]]
     visits: Visits
     seed: int
     size: int
@@ -175,6 +178,7 @@ class Batches(Iterator[Batch]):
     steps: int = 0
     phase: int = 0
     fill: float | None = None
+    feeds: Feeds | None = None
 
     def __next__(self) -> Batch:
         return next(self._even)
@@ -189,7 +193,7 @@ class Batches(Iterator[Batch]):
 
     @cached_property
     def _data(self) -> Sequence[Samples]:
-        return self.held()
+        return self.held(self.visits.clients)
 
     @cached_property
     def _phase(self) -> int:
@@ -205,19 +209,47 @@ class Batches(Iterator[Batch]):
         index, visits = self._index, self.visits
         counts, width = (index >= 0).sum(2).tolist(), index.shape[2]
         (x, y), starts = _together(self._data)
-        rows = on_device(torch.from_numpy(index.clip(min=0) + starts), y.device)
         full = all(min(sizes) == width for sizes in counts)
-        real = None if full else on_device(torch.from_numpy(index >= 0), y.device)
-        clients = [int(client) for client in visits.clients]
+        real = None
+        if self.feeds is not None:
+            rows = self.feeds.fed(self._rows)
+            if not full:
+                real, rows = rows >= 0, rows.clamp(min=0)
+        else:
+            rows = on_device(torch.from_numpy(index.clip(min=0) + starts), y.device)
+            real = None if full else on_device(torch.from_numpy(index >= 0), y.device)
         for step, (sizes, (picked, labels)) in enumerate(zip(counts, _picked(x, y, rows))):
             visits.raise_if_closed()
             if visits.more is not None and not visits.more():
                 return
-            key = StepKey(self.seed, visits.round, clients, step + PHASE_STEPS * self._phase)
+            key = self._key(step)
+            if self.feeds is not None:
+                key = key._replace(fed=partial(self._seeds, step))
             if self.fill is not None:
                 picked = crop_and_flip(picked, key, self.fill)
             note = None if visits.training is None else visits.training.note
             yield Batch(picked, labels, None if real is None or min(sizes) == width else real[step], key, sizes, note)
+
+    def _key(self, step: int) -> StepKey:
+        return StepKey(self.seed, self.visits.round, self._clients, step + PHASE_STEPS * self._phase)
+
+    @cached_property
+    def _clients(self) -> list[int]:
+        return [int(client) for client in self.visits.clients]
+
+    def _rows(self, visits: Visits) -> Ints | None:
+        """Return where other visits' samples lie, ``[steps, c, size]``, −1: none; None where their steps are others."""
+        other = replace(self, visits=visits)
+        absent, (pool, starts) = other._index < 0, _together(other._data)
+        alike = np.array_equal(absent, self._index < 0) and pool is self._data[0].pool
+        return np.where(absent, -1, other._index + starts) if alike else None
+
+    def _seeds(self, step: int, purpose: str, clients: Sequence[int]) -> Tensor:
+        """Return seeds of some clients in a step that is recorded, on the device."""
+        every = list(clients) == self._clients  # of whom one may be there several times
+        places = slice(None) if every else [self._clients.index(client) for client in clients]
+        assert self.feeds is not None
+        return self.feeds.fed(lambda visits: replace(self, visits=visits)._key(step).seeds(purpose)[places])
 
 
 def _picked(x: Tensor, y: Tensor, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

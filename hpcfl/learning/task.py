@@ -34,6 +34,7 @@ from hpcfl.models.latent import EMBED
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from hpcfl.learning.slots import Feeds, Slots
 
 TEST_BATCH = 1000  # rows per forward pass outside training
 DEFAULT = TaskConfig()
@@ -66,7 +67,14 @@ class Task(Held):
         Gradients of one sample's objective that each client, and last the `SERVER`, has computed, by any parameters.
         The engine clears it each round; an algorithm adds those that it computes without this class, and by `passed`
         the samples that its objective takes beside a batch.
+    slots : Slots, optional
+        How visits are computed on a device that is not the CPU; None: chunk by chunk.
+    feeds : Feeds, optional
+        While steps are recorded: what draws pass through.
     """
+
+    slots: Slots | None = None
+    feeds: Feeds | None = None
 
     def __init__(
         self,
@@ -280,11 +288,11 @@ class Task(Held):
             Where clients have different numbers of steps, before the first batch: for the engine, not for methods.
         """
 
-        def held() -> list[Samples]:
-            self.hold(visits.clients)
-            return [self._samples[client] for client in visits.clients.tolist()]
+        def held(clients: Ints) -> list[Samples]:
+            self.hold(clients)
+            return [self._samples[client] for client in clients.tolist()]
 
-        return Batches(held, visits, self.seed, size, epochs, steps, phase, self.federation.augment)
+        return Batches(held, visits, self.seed, size, epochs, steps, phase, self.federation.augment, self.feeds)
 
     def server_batch(self) -> Batch | None:
         """All training samples that the server itself holds, ``[1, n, …]``; None where it holds none."""

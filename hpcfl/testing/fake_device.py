@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from functools import cache
+from functools import cache, partial
 from threading import Lock
 from types import SimpleNamespace
 from typing import Any
@@ -114,8 +114,44 @@ class _Stream:
         return _Stream()
 
 
+class _Graph:
+    """Operations that were recorded: `replay` computes them again, on the tensors that they were recorded with."""
+
+    def __init__(self) -> None:
+        self.operations: list[tuple[Any, Any, Any, Any]] = []
+
+    def replay(self) -> None:
+        launches["replay"] += 1
+        for func, args, kwargs, results in self.operations:
+            again = func(*tree_map(_held, args), **tree_map(_held, kwargs))
+            for result, new in zip(tree_flatten(results)[0], tree_flatten(again)[0]):
+                if isinstance(result, FakeTensor) and result.held is not new:
+                    result.held.copy_(new)
+
+
+@contextmanager
+def _recorded(graph: _Graph, pool: Any = None) -> Iterator[None]:
+    """Record within the block what the device is given; afterwards nothing of it has been computed."""
+    _recording.append(graph)
+    try:
+        yield
+    finally:
+        _recording.clear()
+        for _, _, _, results in graph.operations:
+            for each in tree_flatten(results)[0]:
+                if isinstance(each, FakeTensor) and each.held.is_floating_point():
+                    each.held.fill_(torch.nan)
+
+
+_recording: list[_Graph] = []
+
+
 class _Device:
     """What torch asks of a device's module."""
+
+    CUDAGraph = _Graph
+    graph = staticmethod(_recorded)
+    graph_pool_handle = staticmethod(lambda: (0, 0))
 
     _is_in_bad_fork = staticmethod(lambda: False)
     _lazy_init = staticmethod(lambda: None)
@@ -150,8 +186,16 @@ def registered() -> str:
 
 
 def _arange(*ends: Any, dtype: Any = None, **_: Any) -> Any:
-    launches["arange"] += 1
-    return _made(torch.arange(*ends, dtype=dtype))
+    return _given("arange", partial(torch.arange, dtype=dtype), ends, {}, _made(torch.arange(*ends, dtype=dtype)))
+
+
+def _given(name: str, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
+    """Count, or record, what the device is given to compute, and return its result."""
+    if _recording:
+        _recording[0].operations.append((func, args, kwargs, result))
+    else:
+        launches[name] += 1
+    return result
 
 
 _KEPT: list[Any] = []
@@ -191,8 +235,7 @@ def _computed(func: Any, args: Any, kwargs: Any) -> Any:
     name = func._schema.name.partition("::")[2]
     if name.rstrip("_") in _refused:
         raise RuntimeError(f"{name}: to give the same bits each time, a GPU sorts for it, or waits")
-    if not (func.is_view or name in NO_LAUNCH or name.startswith(("empty", "new_empty"))):
-        launches[name] += 1
+    computes = not (func.is_view or name in NO_LAUNCH or name.startswith(("empty", "new_empty")))
     tensors = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, Tensor)]
     fake = [each for each in tensors if isinstance(each, FakeTensor)]
     host = [each for each in tensors if not isinstance(each, FakeTensor) and each.dim()]
@@ -202,6 +245,8 @@ def _computed(func: Any, args: Any, kwargs: Any) -> Any:
         into = _place(args[0]) if name == "copy_" else to
         crosses, later = {*map(_place, tensors), into} != {into}, kwargs.get("non_blocking") or args[2:] == (True,)
         _wait(name, crosses and not later)
+        if crosses and _recording:
+            raise RuntimeError("a copy between host and device cannot be recorded")
         late = crosses and bool(later) and into == "cpu"
     elif name in INDEXED:
         indices = [each for each in args[1] if each is not None]
@@ -219,8 +264,10 @@ def _computed(func: Any, args: Any, kwargs: Any) -> Any:
             _under_way.append((out, out.clone()))
             out.fill_(torch.nan if out.is_floating_point() else 0)
     if name.startswith("__i") if name.startswith("__") else name.endswith("_"):  # in place; others are __rshift__, …
-        return args[0] if func._schema.returns else None
-    return tree_map(_made, out) if to == NAME else out
+        result = args[0] if func._schema.returns else None
+    else:
+        result = tree_map(_made, out) if to == NAME else out
+    return _given(name, func, args, kwargs, result) if computes else result
 
 
 _under_way: list[tuple[Tensor, Tensor]] = []
@@ -242,6 +289,8 @@ def _place(tensor: Tensor) -> str:
 
 
 def _wait(name: str, waited: bool) -> None:
+    if waited and _recording:
+        raise RuntimeError(f"{name}: what the host waits for cannot be recorded")
     if waited:
         waits[name] += 1
 

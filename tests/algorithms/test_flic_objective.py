@@ -29,7 +29,7 @@ def covariance(points: Tensor, ddof: int) -> Tensor:
 
 
 def noise(purpose: str, batch: Batch, row: int, *shape: int) -> Tensor:
-    seed, round_, clients, step = batch.key
+    seed, round_, clients, step = batch.key[:4]
     drawn = keyed(seed, purpose, round_, clients[row], step).standard_normal(shape, dtype="float32")
     return torch.from_numpy(drawn).double()
 
@@ -125,7 +125,7 @@ def test_targets_have_anchors_between_two_vectors() -> None:
             loss = (above(embed(x)).squeeze(-1) - y).square().mean()
             points = [w2_squared(t * a + (1 - t) * b, torch.eye(3), z, torch.zeros(3, 3)) for t, z in zip(y, embed(x))]
             distance = torch.stack(points).mean()
-            seed, round_, clients, step = batch.key
+            seed, round_, clients, step = batch.key[:4]
             rng = keyed(seed, "draws of anchors", round_, clients[row], step)
             t = torch.from_numpy(rng.random(DRAWS, dtype="float32")).double()
             xi = torch.from_numpy(rng.standard_normal((DRAWS, 3), dtype="float32")).double()

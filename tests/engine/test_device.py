@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from hpcfl.engine.record import Record
 from hpcfl.engine.simulated import Simulated
 from hpcfl.launch import device as launched
 from hpcfl.learning.optim import Optimizer
+from hpcfl.learning.task import Task
 from hpcfl.mpi.transport import Alone, arrays
 from hpcfl.schedule.plan import Plan
 from hpcfl.sums import message
@@ -38,6 +40,7 @@ pytestmark = pytest.mark.skipif(not fake_device.available(), reason="this torch 
 if fake_device.available():  # as tests are collected: torch counts its devices in a process's first backward pass
     fake_device.registered()
 ROUNDS = 3
+REPLAYED = 3  # rounds after which steps are replayed: one is taken, one recorded, one compared
 
 
 @pytest.fixture
@@ -166,7 +169,7 @@ def equal(one: Progress, other: Progress) -> None:
         ours, theirs = arrays(left), arrays(right)
         assert ours.keys() == theirs.keys()
         for name in ours:
-            room = {"rtol": 2e-6, "atol": 1e-8} if ours[name].dtype == np.float32 else {"rtol": 1e-12, "atol": 1e-14}
+            room = {"rtol": 2e-6, "atol": 1e-7} if ours[name].dtype == np.float32 else {"rtol": 1e-12, "atol": 1e-14}
             np.testing.assert_allclose(ours[name], theirs[name], err_msg=name, **room)
 
 
@@ -191,6 +194,8 @@ def test_a_round_on_a_device(name: str, fake: str) -> None:
         return  # these look at what they compute, to decide what to compute
     if name == "linear_fedrep":
         waits[-1].pop("equal", None)  # norms of its rotations may be as before, to the last bit
+    if job.task.slots is not None:
+        waits[-1].pop("equal", None)  # a replay is compared with steps
     visited = sum(bool(len(part.rows(each.clients))) for part in plan.parts() for each in job.chunks)
     assert waits[-1] == Counter({"synchronize": visited + 1} | MORE.get(name, {}))
 
@@ -233,11 +238,11 @@ def perceptron(clients: int, steps: int, **more: Any) -> dict[str, Any]:
 
 
 def cost(given: dict[str, Any], device: str) -> tuple[int, int]:
-    """How many launches and how many waits the last of some rounds takes: in the first one ways are tried."""
+    """How many launches and how many waits the last of some rounds takes: in the first ones ways are tried."""
     job = Job.of(configs.from_table(given), None, 1, device)
     now = job.begin(0)
     rounds = Simulated(job, Alone(), 0)
-    for _ in range(ROUNDS):
+    for _ in range(REPLAYED + 1):
         record = Record.open()
         with fake_device.launched() as launches, fake_device.counted() as waits:
             plan, record.sums = rounds.exchange(now, record)
@@ -246,7 +251,8 @@ def cost(given: dict[str, Any], device: str) -> tuple[int, int]:
     return launches.total(), waits.total()
 
 
-def test_a_step_of_a_stack_takes_few_launches(fake: str) -> None:
+def test_a_step_of_a_stack_takes_few_launches(fake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(fake_device._Device, "CUDAGraph")
     four, five = (cost(perceptron(24, steps), fake)[0] for steps in (4, 5))
     assert five - four <= 18
 
@@ -294,6 +300,7 @@ def test_fewer_are_computed_at_once_where_very_many_are_computed_otherwise(
     fake: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Eight chunks of 3: half of 24 is tried next, then 6, which is not too many; the rest of a round is by chunks."""
+    monkeypatch.setattr(Job, "slots", lambda _: None)
     widths = list[int]()
     joined, same = chunk_batches.Bundles._joined, chunk_batches.same
 
@@ -365,3 +372,21 @@ def test_ranks_on_a_device(method: str, world: Any, shared_dir: Path, monkeypatc
     alone = play(world, given, shared_dir / "cpu", None)
     on(monkeypatch, fake)
     alike(alone, play(world, given, shared_dir / "fake", world.comm))
+
+
+def test_a_trial_asks_for_the_same_bits_where_the_device_has_to_give_them(
+    fake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some of a GPU's operations round otherwise each time, unless `deterministic` forbids them."""
+    on(monkeypatch, fake)
+    plain, times = Task.gradients, count()
+
+    def rounded(self: Task, *given: Any) -> Any:
+        found, losses = plain(self, *given)
+        return {name: value * (1 + 1e-6 * next(times)) for name, value in found.items()}, losses
+
+    monkeypatch.setattr(Task, "gradients", rounded)
+    given = table("fedavg", "mlp", True, rounds=1) | {"model": {"name": "helpers.modules:Residual"}}
+    hpcfl.run(given | {"deterministic": False}, out=tmp_path / "free", quiet=True)
+    with pytest.raises(hpcfl.RunError, match="gradients of the same batch differ when computed again"):
+        hpcfl.run(given, out=tmp_path / "strict", quiet=True)

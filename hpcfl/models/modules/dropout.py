@@ -35,6 +35,9 @@ MIXES = (30, _signed(0xBF58476D1CE4E5B9)), (27, _signed(0x94D049BB133111EB))
 
 def seeds_of(key: StepKey, device: torch.device) -> Tensor:
     """Return the seeds of a step's clients, int64 ``[c]`` on a device."""
+    if key.fed is not None:
+        seeds: Tensor = key.fed("dropout", key.clients)
+        return seeds
     return on_device(torch.from_numpy(key.seeds("dropout")), device)
 
 

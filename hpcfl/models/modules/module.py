@@ -225,12 +225,11 @@ class Whole:
         """Run client by client the samples that are real; a client without any takes no step."""
         # one is squeezed, not unbound: the gradient of that is a second copy
         each = (params[name].unbind(0) if len(x) > 1 else [params[name].squeeze(0)] for name in self.tensors)
-        rows = []
+        rows, begun = [], [self._begun(params, row, key) for row in range(len(x))]  # one client may have several rows
         for row, (values, size) in enumerate(zip(zip(*each), sizes)):
             real = x.new_zeros(0, *self.found.outputs)
             if size:
-                own = dict(zip(self.tensors, values))
-                real = self._one(own, self._begun(params, row, key), x[row, :size], key, row)
+                real = self._one(dict(zip(self.tensors, values)), begun[row], x[row, :size], key, row)
             rows.append(_padded(real, x.shape[1]))
         return torch.stack(rows) if len(x) > 1 else rows[0][None]
 
