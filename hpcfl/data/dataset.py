@@ -53,11 +53,8 @@ class TorchDataset(Pooled):
         if self.augment and (pieces or x.ndim != 4):
             raise refusal("data.augment", f"false, since samples of {self.name} are no images [C, H, W]", True, False)
         rows = keyed(seed, "test").permutation(len(y))
-        held, kept = np.split(rows, [int(len(y) * self.test_share)])
-        if len(read) > 1:
-            train, test = (x, y), read[1][:2]
-        else:
-            train, test = (x[np.sort(kept)], y[np.sort(kept)]), (x[np.sort(held)], y[np.sort(held)])
+        held, kept = map(np.sort, np.split(rows, [int(len(y) * self.test_share)]))
+        train, test = ((x, y), read[1][:2]) if len(read) > 1 else ((x[kept], y[kept]), (x[held], y[held]))
         peak = PEAK if x.dtype == np.uint8 else 0
         return Pool(*train, *test, peak, _classes(where, y, *(part[1] for part in read[1:])), pieces)
 

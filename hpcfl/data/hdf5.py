@@ -156,9 +156,8 @@ class Hdf5(Pooled):
             return super().federate(clients, seed, data_dir)
         contents = self._survey(path, clients)
         kept = [self._kept(shape[0], seed, i) for i, shape in enumerate(contents.shapes)] if self.prune else None
-        train, test = (
-            np.array([part.size for part in parts], dtype=np.int64) for parts in (contents.train, contents.test)
-        )
+        both = contents.train, contents.test
+        train, test = (np.array([part.size for part in parts], dtype=np.int64) for parts in both)
         shapes = contents.shapes if kept is None else [(len(indices),) for indices in kept]
         return Hdf5Federation(self.labels or contents.classes, train, test, shapes, path, contents, kept, self.reading)
 
@@ -190,12 +189,16 @@ class Hdf5(Pooled):
     def _survey(self, path: Path, clients: int) -> Survey:
         """Return what is in a file of clients, after checking it against the keys."""
         contents = hdf5_file.survey(path)
-        only_defaults(
-            self, ("partition", "partition_file", *CUT, "augment"), f"since {path} is no pool, but has clients"
-        )
+        keys = ("partition", "partition_file", *CUT, "augment")
+        only_defaults(self, keys, f"since {path} is no pool, but has clients")
         self._check_labels(path, contents)
-        if self.prune:
-            self._check_prune(path, contents)
+        if self.prune and contents.server is not None:
+            text = f"0, since {path} has a global test set, which needs clients of equal shapes"
+            raise refusal("data.prune", text, self.prune, 0.0)
+        for part in contents.parts if self.prune else ():
+            if len(part.shape) != 1:
+                text = f"0, since {path}: {part.group} has {part.features}, not one axis"
+                raise refusal("data.prune", text, self.prune, 0.0)
         check_clients(clients, len(contents.train), f"data.file = {self.file!r}")
         return contents
 
@@ -212,12 +215,3 @@ class Hdf5(Pooled):
         if last.largest >= self.labels:
             text = f"at least {contents.classes}, since {path}: {last.group}/labels hold {last.largest}"
             raise refusal("data.labels", text, self.labels, contents.classes)
-
-    def _check_prune(self, path: Path, contents: Survey) -> None:
-        if contents.server is not None:
-            text = f"0, since {path} has a global test set, which needs clients of equal shapes"
-            raise refusal("data.prune", text, self.prune, 0.0)
-        for part in contents.parts:
-            if len(part.shape) != 1:
-                text = f"0, since {path}: {part.group} has {part.features}, not one axis"
-                raise refusal("data.prune", text, self.prune, 0.0)
