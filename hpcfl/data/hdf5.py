@@ -14,7 +14,6 @@ from math import floor
 from pathlib import Path
 from typing import Literal
 
-import h5py
 import numpy as np
 from pydantic import Field
 
@@ -35,7 +34,7 @@ from hpcfl.data.base import (
 )
 from hpcfl.data.formats import hdf5_file
 from hpcfl.data.formats.files import found
-from hpcfl.data.formats.hdf5_file import PEAK, Part, Reading, Survey
+from hpcfl.data.formats.hdf5_file import PEAK, Reading, Survey
 from hpcfl.data.pooled import CUT, Pool, Pooled, only_defaults
 
 VERIFIED = 256 << 20  # bytes of features, as float32, up to which `Hdf5.check` reads them all
@@ -135,16 +134,15 @@ class Hdf5(Pooled):
         with hdf5_file.opened(path) as file:
             stored = [hdf5_file.dataset(file, f"{part.group}/features") for part in contents.parts]
             raw = all(features.dtype == np.uint8 for features in stored)
-            (train, labels), *rest = (self._samples(file, part, raw) for part in contents.parts)
+            read: list[tuple[Pixels, Labels]] = [
+                (features[()], hdf5_file.labels_of(file, part.group))
+                if raw
+                else hdf5_file.read(file, part.group, None, self.reading)
+                for part, features in zip(contents.parts, stored)
+            ]
+        (train, labels), *rest = read
         test, test_labels = rest[0] if rest else (train[:0], labels[:0])
         return Pool(train, labels, test, test_labels, PEAK if raw else 0, self.labels or contents.classes)
-
-    def _samples(self, file: h5py.File, part: Part, raw: bool) -> tuple[Pixels, Labels]:
-        """Return a part's features, as they are in the file if `raw`, and its labels."""
-        if not raw:
-            return hdf5_file.read(file, part.group, None, self.reading)
-        pixels: Pixels = hdf5_file.dataset(file, f"{part.group}/features")[()]
-        return pixels, hdf5_file.labels_of(file, part.group)
 
     def federate(self, clients: int, seed: int, data_dir: Path | None) -> Federation:
         """Return the clients of the file in natural order of their ids; `seed` decides which features are pruned.
