@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
@@ -11,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from hpcfl.base.errors import VALUE, UsageError, cut, did_you_mean, toml
 
 C = TypeVar("C", bound="ConfigBase")
+UNFIT = re.compile(r"[\0\ud800-\udfff]")  # zero bytes, and what UTF-8 cannot encode
 DEPTH = 20
 """Tables and lists within one another that a config may have."""
 
@@ -51,11 +53,10 @@ def check_plain(table: Any, where: str) -> None:
         for value in level:
             if isinstance(value, int) and not -(2**63) <= value < 2**63:
                 raise UsageError(f"{where}: expected integers of 64 bits, got one of {value.bit_length()} bits")
-            if isinstance(value, str) and ("\0" in value or not _is_unicode(value)):
+            if isinstance(value, str) and UNFIT.search(value):
                 raise UsageError(f"{where}: expected text in UTF-8 without zero bytes, got {cut(repr(value), VALUE)}")
-        nested = [
-            [*value, *value.values()] if isinstance(value, Mapping) else value for value in level if _holds(value)
-        ]
+        several = [value for value in level if isinstance(value, Mapping | list | tuple)]
+        nested = [[*value, *value.values()] if isinstance(value, Mapping) else value for value in several]
         level = [entry for entries in nested for entry in entries]
     if level:
         raise UsageError(f"{where}: expected tables and lists at most {DEPTH} deep in one another")
@@ -71,18 +72,6 @@ def recorded(text: str) -> dict[str, Any]:
         raise UsageError(f"config: expected what a run has recorded, a table in JSON, got {toml(text)}")
     check_plain(table, "config")
     return table
-
-
-def _holds(value: Any) -> bool:
-    return isinstance(value, Mapping | list | tuple)
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def sections(cls: type[ConfigBase]) -> dict[str, type[ConfigBase]]:

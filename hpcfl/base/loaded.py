@@ -82,7 +82,9 @@ def load(name: str) -> ModuleType:
     What others have loaded stays, unless its file has changed since this process began.
     """
     with suppress(ValueError):  # of __main__ Python does not know where it was found
-        _folders.update(_around(find_spec(name.partition(".")[0])))
+        if spec := find_spec(name.partition(".")[0]):  # a package without a file may be found in several folders
+            there = spec.submodule_search_locations or ([spec.origin] if spec.has_location and spec.origin else [])
+            _folders.update(Path(each).absolute().parent for each in there)
     if FINDER not in sys.meta_path:
         place = next((i for i, each in enumerate(sys.meta_path) if each is PathFinder), len(sys.meta_path))
         sys.meta_path.insert(place, FINDER)
@@ -214,14 +216,6 @@ def _imports(module: ModuleType, source: bytes) -> Iterator[str]:
     for name in named:
         parts = name.split(".")
         yield from (".".join(parts[:count]) for count in range(1, len(parts) + 1))
-
-
-def _around(spec: ModuleSpec | None) -> list[Path]:
-    """Return the folder in which a module or package was found; several for a package without a file."""
-    if spec is None:
-        return []
-    found = spec.submodule_search_locations or ([spec.origin] if spec.has_location and spec.origin else [])
-    return [Path(each).absolute().parent for each in found]
 
 
 def _is_users(name: str, file: Path) -> bool:

@@ -211,16 +211,14 @@ def origins(specs: Iterable[str]) -> dict[str, dict[str, Any]]:
     ``modules`` are those that it has imported of its folder, each with its file and SHA-256, by name; left out where
     there are none.
     """
-    return {spec: _origin(spec.partition(":")[0]) for spec in specs}
-
-
-def _origin(module: str) -> dict[str, Any]:
-    file_of(module)  # it has one
-    all_of_it = {
-        name: {"file": str(each.file.resolve()), "sha256": each.sha256} for name, each in reached(module).items()
-    }
-    own = all_of_it.pop(module)
-    return own | ({"modules": all_of_it} if all_of_it else {})
+    found = dict[str, dict[str, Any]]()
+    for spec in specs:
+        module = spec.partition(":")[0]
+        file_of(module)  # it has one
+        parts = reached(module).items()
+        own = {name: {"file": str(each.file.resolve()), "sha256": each.sha256} for name, each in parts}
+        found[spec] = own.pop(module) | ({"modules": own} if own else {})
+    return found
 
 
 def run_here(code: Mapping[str, Mapping[str, Any]]) -> str:

@@ -47,17 +47,13 @@ def _likely(package: str, name: str) -> list[str]:
     return [f"{package}.{module.name}" for module in modules]
 
 
-def _own(value: type, module: str) -> bool:
-    """True where a module defines it, or, where it is a folder, one of its files."""
-    return f"{value.__module__}.".startswith(f"{module}.")
-
-
 def _defined(module: str, base: type[C], by: str) -> dict[str, type[C]]:
     """Return the named classes of `module` that derive from `base`; helpers and bases have no names."""
     classes: dict[str, type[C]] = {}
     for value in vars(import_module(module)).values():
-        if isinstance(value, type) and issubclass(value, base) and _own(value, module) and not isabstract(value):
+        if isinstance(value, type) and issubclass(value, base) and not isabstract(value):
             field = value.model_fields.get(by)
-            if field is not None and isinstance(field.default, str):
+            own = f"{value.__module__}.".startswith(f"{module}.")  # or, where that is a folder, of one of its files
+            if own and field is not None and isinstance(field.default, str):
                 classes.setdefault(field.default, value)
     return classes

@@ -17,7 +17,6 @@ from hpcfl.data.formats.files import check_labels, folder, reading
 from hpcfl.data.pooled import Pool, Pooled
 
 SHAPE, PIXELS, PEAK = (3, 32, 32), 3072, 255
-Samples = tuple[NDArray[np.uint8], Ints]
 
 
 class Layout(NamedTuple):
@@ -38,31 +37,28 @@ class Cifar(Pooled):
 
     def load(self, seed: int, data_dir: Path | None) -> Pool:
         home = folder(self.name, data_dir, self.layout.folder)
-        files = [[home / f"{name}.bin" for name in names] for names in (self.layout.train, self.layout.test)]
-        train, test = map(self._joined, files)
+        train, test = self._read(home, self.layout.train), self._read(home, self.layout.test)
         return Pool(*train, *test, PEAK, self.layout.classes)
 
-    def _joined(self, paths: list[Path]) -> Samples:
+    def _read(self, home: Path, names: tuple[str, ...]) -> tuple[NDArray[np.uint8], Ints]:
         """Return images and labels of files that should hold equally many."""
-        pixels, labels = zip(*(self._read(path) for path in paths))
+        paths, pixels, labels = [home / f"{name}.bin" for name in names], list[NDArray[np.uint8]](), list[Ints]()
+        length = self.layout.label_bytes + PIXELS
+        for path in paths:
+            with reading(path, "whole records"):
+                size = path.stat().st_size
+                if not size or size % length:
+                    raise UsageError(f"{path}: truncated or damaged, {size} bytes; expected whole records of {length}")
+                records = np.fromfile(path, dtype=np.uint8).reshape(-1, length)
+            pixels.append(records[:, self.layout.label_bytes :])
+            labels.append(records[:, self.layout.label_bytes - 1].astype(np.int64))
+            check_labels(str(path), labels[-1], 0, self.layout.classes)
         counts = list(map(len, labels))
         if min(counts) < max(counts):
             short, full = paths[counts.index(min(counts))], paths[counts.index(max(counts))]
-            raise UsageError(
-                f"{short}: truncated or damaged, {min(counts)} records; expected {max(counts)} as in {full.name}"
-            )
+            said = f"{min(counts)} records; expected {max(counts)} as in {full.name}"
+            raise UsageError(f"{short}: truncated or damaged, {said}")
         return np.concatenate(pixels).reshape(-1, *SHAPE), np.concatenate(labels)
-
-    def _read(self, path: Path) -> Samples:
-        length = self.layout.label_bytes + PIXELS
-        with reading(path, "whole records"):
-            size = path.stat().st_size
-            if not size or size % length:
-                raise UsageError(f"{path}: truncated or damaged, {size} bytes; expected whole records of {length}")
-            records = np.fromfile(path, dtype=np.uint8).reshape(-1, length)
-        labels = records[:, self.layout.label_bytes - 1].astype(np.int64)
-        check_labels(str(path), labels, 0, self.layout.classes)
-        return records[:, self.layout.label_bytes :], labels
 
 
 class Cifar10(Cifar):

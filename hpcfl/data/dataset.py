@@ -53,13 +53,15 @@ class TorchDataset(Pooled):
         if self.augment and (pieces or x.ndim != 4):
             raise refusal("data.augment", f"false, since samples of {self.name} are no images [C, H, W]", True, False)
         rows = keyed(seed, "test").permutation(len(y))
-        held, kept = np.split(rows, [int(len(y) * self.test_share)])
-        if len(read) > 1:
-            train, test = (x, y), read[1][:2]
-        else:
-            train, test = (x[np.sort(kept)], y[np.sort(kept)]), (x[np.sort(held)], y[np.sort(held)])
+        held, kept = map(np.sort, np.split(rows, [int(len(y) * self.test_share)]))
+        train, test = ((x, y), read[1][:2]) if len(read) > 1 else ((x[kept], y[kept]), (x[held], y[held]))
         peak = PEAK if x.dtype == np.uint8 else 0
-        return Pool(*train, *test, peak, _classes(where, y, *(part[1] for part in read[1:])), pieces)
+        if y.dtype.kind == "f":
+            classes = y.shape[-1] if y.ndim > 1 else 1
+        else:
+            classes = 1 + max(int(labels.max(initial=-1)) for _, labels, _ in read)
+            check_largest(f"{where}: labels", classes - 1, sum(len(labels) for _, labels, _ in read))
+        return Pool(*train, *test, peak, classes, pieces)
 
     def _made(self, data_dir: Path | None) -> list[Any]:
         """Return the training part, and the test part if there is one."""
@@ -137,12 +139,3 @@ def _array(value: Any) -> NDArray[Any]:
     if hasattr(value, "getbands"):  # an image of Pillow, whose channels are last, or left out where there is one
         return array[None] if array.ndim == 2 else np.moveaxis(array, -1, 0)
     return array
-
-
-def _classes(where: str, *labels: Labels) -> int:
-    """Return `Header.classes`."""
-    if labels[0].dtype.kind == "f":
-        return labels[0].shape[-1] if labels[0].ndim > 1 else 1
-    largest = max(int(part.max(initial=-1)) for part in labels)
-    check_largest(f"{where}: labels", largest, sum(map(len, labels)))
-    return 1 + largest

@@ -55,9 +55,17 @@ class Femnist(Source):
     def federate(self, clients: int, seed: int, data_dir: Path | None) -> PooledFederation:
         """Return the clients; `seed` decides about the classes and samples that they keep."""
         users = self._chosen(clients, data_dir)
-        pool = self._pool(users)
-        train, test = self._dealt(pool, clients, seed) if self.merge else self._own(users, pool, seed)
-        return PooledFederation.of(pool, self._limited(pool.kinds[0], train, seed), test, self.scale)
+        (x, y), (test_x, test_y) = (map(np.concatenate, zip(*part)) for part in zip(*users))
+        shape = (-1, 1, SIDE, SIDE)
+        pool = Pool(x.reshape(shape), y, test_x.reshape(shape), test_y, 1, self.first_classes)
+        labels, tests = pool.kinds
+        if self.merge:
+            rng = keyed(seed, "partition")
+            train = iid(labels, clients, rng) if self.classes is None else shards(labels, clients, self.classes, rng)
+            test = follow(tests, [labels[part] for part in train], keyed(seed, "partition", step=1))
+        else:
+            train, test = self._own(users, pool, seed)
+        return PooledFederation.of(pool, self._limited(labels, train, seed), test, self.scale)
 
     def _chosen(self, clients: int, data_dir: Path | None) -> Users:
         """Return the users whose samples are used."""
@@ -92,12 +100,6 @@ class Femnist(Source):
             return user
         return User(user.features[kept], user.labels[kept])
 
-    def _pool(self, users: Users) -> Pool:
-        """Return the users' samples one after another."""
-        (train, train_labels), (test, test_labels) = (map(np.concatenate, zip(*part)) for part in zip(*users))
-        shape = (-1, 1, SIDE, SIDE)
-        return Pool(train.reshape(shape), train_labels, test.reshape(shape), test_labels, 1, self.first_classes)
-
     def _own(self, users: Users, pool: Pool, seed: int) -> tuple[Parts, Parts]:
         """Return each user's samples of the classes that it keeps."""
         train, test = (
@@ -110,12 +112,6 @@ class Femnist(Source):
             train[i] = train[i][np.isin(pool.train_labels[train[i]], kept)]
             test[i] = test[i][np.isin(pool.test_labels[test[i]], kept)]
         return train, test
-
-    def _dealt(self, pool: Pool, clients: int, seed: int) -> tuple[Parts, Parts]:
-        """Return parts of the merged samples, as equal as the classes allow."""
-        rng, (labels, tests) = keyed(seed, "partition"), pool.kinds
-        train = iid(labels, clients, rng) if self.classes is None else shards(labels, clients, self.classes, rng)
-        return train, follow(tests, [labels[part] for part in train], keyed(seed, "partition", step=1))
 
     def _limited(self, labels: Ints, parts: Parts, seed: int) -> Parts:
         """Cut each part down to the samples that a client keeps."""

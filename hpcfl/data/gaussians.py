@@ -96,21 +96,16 @@ class Gaussians(Source):
 
     def federate(self, clients: int, seed: int, data_dir: Path | None) -> GaussianFederation:
         self.check(clients, data_dir)
-        counts = self._dealt(clients, seed)
+        pool = np.full(self.labels, self.samples_per_class)
+        holds = holders(pool, clients, self.classes, keyed(seed, "partition"))
+        share, rest = np.divmod(pool, np.maximum(holds.sum(axis=0), 1))
+        counts = np.where(holds, share + (holds.cumsum(axis=0) <= rest), 0)
         sizes = counts.sum(axis=1)
         test = np.minimum(np.rint(self.test_share * sizes).astype(np.int64), sizes - 1)
         train = thinned(sizes - test, seed) if self.thinning else sizes - test
         shapes = [(self.width(i, seed),) for i in range(clients)]
         centres = self.spread * keyed(seed, "centres").standard_normal((self.labels, self.informative))
         return GaussianFederation(self.labels, train, test, shapes, self, seed, counts, centres, self.deviations(seed))
-
-    def _dealt(self, clients: int, seed: int) -> Ints:
-        """Return how many samples each client holds of each class, int64 [clients, C]."""
-        pool = np.full(self.labels, self.samples_per_class)
-        holds = holders(pool, clients, self.classes, keyed(seed, "partition"))
-        share, rest = np.divmod(pool, np.maximum(holds.sum(axis=0), 1))
-        counts: Ints = np.where(holds, share + (holds.cumsum(axis=0) <= rest), 0)
-        return counts
 
 
 class NoisyFeatures(Gaussians):

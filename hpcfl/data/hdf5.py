@@ -14,7 +14,6 @@ from math import floor
 from pathlib import Path
 from typing import Literal
 
-import h5py
 import numpy as np
 from pydantic import Field
 
@@ -35,7 +34,7 @@ from hpcfl.data.base import (
 )
 from hpcfl.data.formats import hdf5_file
 from hpcfl.data.formats.files import found
-from hpcfl.data.formats.hdf5_file import PEAK, Part, Reading, Survey
+from hpcfl.data.formats.hdf5_file import PEAK, Reading, Survey
 from hpcfl.data.pooled import CUT, Pool, Pooled, only_defaults
 
 VERIFIED = 256 << 20  # bytes of features, as float32, up to which `Hdf5.check` reads them all
@@ -135,16 +134,15 @@ class Hdf5(Pooled):
         with hdf5_file.opened(path) as file:
             stored = [hdf5_file.dataset(file, f"{part.group}/features") for part in contents.parts]
             raw = all(features.dtype == np.uint8 for features in stored)
-            (train, labels), *rest = (self._samples(file, part, raw) for part in contents.parts)
+            read: list[tuple[Pixels, Labels]] = [
+                (features[()], hdf5_file.labels_of(file, part.group))
+                if raw
+                else hdf5_file.read(file, part.group, None, self.reading)
+                for part, features in zip(contents.parts, stored)
+            ]
+        (train, labels), *rest = read
         test, test_labels = rest[0] if rest else (train[:0], labels[:0])
         return Pool(train, labels, test, test_labels, PEAK if raw else 0, self.labels or contents.classes)
-
-    def _samples(self, file: h5py.File, part: Part, raw: bool) -> tuple[Pixels, Labels]:
-        """Return a part's features, as they are in the file if `raw`, and its labels."""
-        if not raw:
-            return hdf5_file.read(file, part.group, None, self.reading)
-        pixels: Pixels = hdf5_file.dataset(file, f"{part.group}/features")[()]
-        return pixels, hdf5_file.labels_of(file, part.group)
 
     def federate(self, clients: int, seed: int, data_dir: Path | None) -> Federation:
         """Return the clients of the file in natural order of their ids; `seed` decides which features are pruned.
@@ -156,9 +154,8 @@ class Hdf5(Pooled):
             return super().federate(clients, seed, data_dir)
         contents = self._survey(path, clients)
         kept = [self._kept(shape[0], seed, i) for i, shape in enumerate(contents.shapes)] if self.prune else None
-        train, test = (
-            np.array([part.size for part in parts], dtype=np.int64) for parts in (contents.train, contents.test)
-        )
+        both = contents.train, contents.test
+        train, test = (np.array([part.size for part in parts], dtype=np.int64) for parts in both)
         shapes = contents.shapes if kept is None else [(len(indices),) for indices in kept]
         return Hdf5Federation(self.labels or contents.classes, train, test, shapes, path, contents, kept, self.reading)
 
@@ -190,12 +187,16 @@ class Hdf5(Pooled):
     def _survey(self, path: Path, clients: int) -> Survey:
         """Return what is in a file of clients, after checking it against the keys."""
         contents = hdf5_file.survey(path)
-        only_defaults(
-            self, ("partition", "partition_file", *CUT, "augment"), f"since {path} is no pool, but has clients"
-        )
+        keys = ("partition", "partition_file", *CUT, "augment")
+        only_defaults(self, keys, f"since {path} is no pool, but has clients")
         self._check_labels(path, contents)
-        if self.prune:
-            self._check_prune(path, contents)
+        if self.prune and contents.server is not None:
+            text = f"0, since {path} has a global test set, which needs clients of equal shapes"
+            raise refusal("data.prune", text, self.prune, 0.0)
+        for part in contents.parts if self.prune else ():
+            if len(part.shape) != 1:
+                text = f"0, since {path}: {part.group} has {part.features}, not one axis"
+                raise refusal("data.prune", text, self.prune, 0.0)
         check_clients(clients, len(contents.train), f"data.file = {self.file!r}")
         return contents
 
@@ -212,12 +213,3 @@ class Hdf5(Pooled):
         if last.largest >= self.labels:
             text = f"at least {contents.classes}, since {path}: {last.group}/labels hold {last.largest}"
             raise refusal("data.labels", text, self.labels, contents.classes)
-
-    def _check_prune(self, path: Path, contents: Survey) -> None:
-        if contents.server is not None:
-            text = f"0, since {path} has a global test set, which needs clients of equal shapes"
-            raise refusal("data.prune", text, self.prune, 0.0)
-        for part in contents.parts:
-            if len(part.shape) != 1:
-                text = f"0, since {path}: {part.group} has {part.features}, not one axis"
-                raise refusal("data.prune", text, self.prune, 0.0)

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -52,12 +52,9 @@ class Pool:
 
     @property
     def header(self) -> Header:
-        shapes, targets = (self.train_pixels.shape[1:],), self.train_labels.dtype.kind == "f"
-        sizes, label_shape = (len(self.train_labels), len(self.test_labels)), self.train_labels.shape[1:]
-        tokens = self.train_pixels.dtype == np.int64
-        return Header(
-            None, *sizes, shapes, self.classes, targets, label_shape=label_shape, tokens=tokens, pieces=self.pieces
-        )
+        x, y = self.train_pixels, self.train_labels
+        header = Header(None, len(y), len(self.test_labels), (x.shape[1:],), self.classes, y.dtype.kind == "f")
+        return replace(header, label_shape=y.shape[1:], tokens=x.dtype == np.int64, pieces=self.pieces)
 
     @property
     def kinds(self) -> tuple[Ints, Ints]:
@@ -85,9 +82,8 @@ class PooledFederation(Federation):
     @classmethod
     def of(cls, pool: Pool, train: Parts, test: Parts, scale: Scale | None, augment: bool = False) -> PooledFederation:
         padding, shapes = BLACK[scale] if augment else None, [pool.train_pixels.shape[1:]] * len(train)
-        sizes = lengths(train), lengths(test)
-        more: dict[str, Any] = {"augment": padding, "pieces": pool.pieces}
-        return cls(pool.classes, *sizes, shapes, pool, train, test, scale, **more)
+        made = cls(pool.classes, lengths(train), lengths(test), shapes, pool, train, test, scale)
+        return replace(made, augment=padding, pieces=pool.pieces)
 
     def client(self, i: int) -> ClientData:
         return ClientData(*self._train(self.train_parts[i]), *self._test(self.test_parts[i]))
@@ -188,8 +184,9 @@ class Pooled(Served):
             split = self._split(clients, pool.header, data_dir)
             return self._federation(pool, split, np.arange(len(pool.train_labels)))
         header = self._checked(clients, pool.header)
-        rows = self._rows(header.train + header.server, len(pool.train_labels), seed)
-        if len(rows) < len(pool.train_labels):
+        rows, used = np.arange(len(pool.train_labels)), header.train + header.server
+        if used < len(rows):
+            rows = np.sort(keyed(seed, "subset").permutation(len(rows))[:used])
             pool = replace(pool, train_pixels=pool.train_pixels[rows], train_labels=pool.train_labels[rows])
         kinds, tests = pool.kinds
         reserved = partition.turns(kinds, self.server, keyed(seed, "server samples", place))
@@ -205,10 +202,6 @@ class Pooled(Served):
         whole = PooledFederation.of(pool, split.train, split.test, self.scale, self.augment)
         return replace(whole, server_part=split.server, rows=rows)
 
-    def _rows(self, used: int, total: int, seed: int) -> Ints:
-        """Return which so many of all training samples are used, ascending."""
-        return np.arange(total) if used == total else np.sort(keyed(seed, "subset").permutation(total)[:used])
-
     def _split(self, clients: int, header: Header, data_dir: Path | None) -> Split:
         """Return the split in the file, after checking that no other key says how to split."""
         if self.partition_file is None:
@@ -221,14 +214,12 @@ class Pooled(Served):
         """Return the clients' training and test parts of samples with these labels."""
         rng, test_rng = keyed(seed, "partition", place), keyed(seed, "partition", place, step=1)
         if self.partition == "iid":
-            train = partition.iid(labels, clients, rng)
-        elif self.partition == "shards":
-            train = partition.grouped(labels, clients, self.classes or 1, self.label_groups, rng)
+            train, test = partition.iid(labels, clients, rng), partition.iid(tests, clients, test_rng)
         else:
-            train = partition.dirichlet(labels, clients, self.alpha, rng)
-        if self.partition == "iid":
-            test = partition.iid(tests, clients, test_rng)
-        else:
+            if self.partition == "shards":
+                train = partition.grouped(labels, clients, self.classes or 1, self.label_groups, rng)
+            else:
+                train = partition.dirichlet(labels, clients, self.alpha, rng)
             test = partition.follow(tests, [labels[part] for part in train], test_rng)
         if self.sizes != "equal":
             train = partition.thin(labels, train, self.sizes, self.spread or 0.0, keyed(seed, "sizes", place))
@@ -256,9 +247,9 @@ class Pooled(Served):
             raise refusal("clients", f"at most {left}, one per training sample", clients, left)
         if self.partition == "shards":
             self._check_shards(clients, left, header.classes)
-            return replace(header, train=used - self.keeps, server=self.keeps)
-        why = f"with data.partition = '{self.partition}'"
-        only_defaults(self, ("label_groups", "classes"), why, "data.partition = 'shards'")
+        else:
+            why = f"with data.partition = '{self.partition}'"
+            only_defaults(self, ("label_groups", "classes"), why, "data.partition = 'shards'")
         return replace(header, train=used - self.keeps, server=self.keeps)
 
     def _check_shards(self, clients: int, samples: int, classes: int) -> None:
@@ -268,10 +259,9 @@ class Pooled(Served):
             raise refusal("data.label_groups", text, groups, limit)
         most = min(classes // groups, samples // clients)
         if not 1 <= (self.classes or 0) <= most:
-            there = (
-                f"{classes} classes, data.label_groups = {groups}, clients = {clients} and {samples} training samples"
-            )
-            raise refusal("data.classes", f"1 to {most} per client, for {there}", self.classes, self.classes and most)
+            there = f"data.label_groups = {groups}, clients = {clients} and {samples} training samples"
+            text = f"1 to {most} per client, for {classes} classes, {there}"
+            raise refusal("data.classes", text, self.classes, self.classes and most)
 
 
 def only_defaults(section: Source, keys: Iterable[str], why: str, nearest: str | None = None) -> None:

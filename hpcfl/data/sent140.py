@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Iterator, Sized
+from collections.abc import Sized
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -87,25 +87,28 @@ class Sent140(Source):
         if clients > len(users):
             there = f"the users of at least data.min_samples = {self.min_samples} tweets in {home / self.file}"
             raise refusal("clients", f"at most {len(users)}, {there}", clients, len(users))
-        return users[:clients], *self._vectors(users[:clients], home)
+        counts = Counter(word for tweets in users[:clients] for text, _ in tweets for word in words(text))
+        frequent = sorted(counts, key=lambda word: (-counts[word], word))[: self.vocabulary]
+        glove = read_glove(home / self.glove, set(frequent))
+        known = [word for word in frequent if word in glove]
+        vectors = np.stack([np.zeros_like(glove[known[0]]), *(glove[word] for word in known)])
+        return users[:clients], {word: row for row, word in enumerate(known, start=1)}, vectors
 
     def _users(self, home: Path) -> list[Tweets]:
         """Return the tweets of all users who have enough of them, those with the most first."""
         tweets: dict[str, Tweets] = {}
-        for user, text, label in _rows(home / self.file):
-            tweets.setdefault(user, []).append((text, label))
+        with opened_lines(home / self.file, "CSV", "latin-1", "", csv.Error) as file:
+            reader = csv.reader(file)
+            for row in reader:
+                where = f"{home / self.file}: line {reader.line_num}"
+                if len(row) != 6:
+                    raise UsageError(f"{where} has {len(row)} columns, expected 6 ({COLUMNS})")
+                if row[0] not in POLARITY:
+                    raise UsageError(f"{where}: polarity {row[0][:40]!r}, expected 0, 2 or 4")
+                if (label := POLARITY[row[0]]) is not None:
+                    tweets.setdefault(row[4], []).append((row[5], label))
         names = [name for name in tweets if len(tweets[name]) >= self.min_samples]
         return [tweets[name] for name in sorted(names, key=lambda name: (-len(tweets[name]), name))]
-
-    def _vectors(self, users: list[Tweets], home: Path) -> tuple[dict[str, int], Features]:
-        """Return the row of each known word, and the vectors."""
-        counts = Counter(word for tweets in users for text, _ in tweets for word in words(text))
-        frequent = sorted(counts, key=lambda word: (-counts[word], word))[: self.vocabulary]
-        glove = read_glove(home / self.glove, set(frequent))
-        known = [word for word in frequent if word in glove]
-        dim = len(glove[known[0]])
-        vectors = np.stack([np.zeros(dim, dtype=np.float32), *(glove[word] for word in known)])
-        return {word: row for row, word in enumerate(known, start=1)}, vectors
 
     def _tokens(self, tweets: Tweets, rows: dict[str, int]) -> Ints:
         """Return the rows of the tweets' words, ``[n, length]``."""
@@ -124,17 +127,3 @@ def words(text: str) -> list[str]:
 def _tests(tweets: Sized) -> int:
     """Return how many of a user's tweets are for testing."""
     return len(tweets) // 5
-
-
-def _rows(path: Path) -> Iterator[tuple[str, str, int]]:
-    """Yield user, text and label of each tweet that is not neutral."""
-    with opened_lines(path, "CSV", "latin-1", "", csv.Error) as file:
-        reader = csv.reader(file)
-        for row in reader:
-            where = f"{path}: line {reader.line_num}"
-            if len(row) != 6:
-                raise UsageError(f"{where} has {len(row)} columns, expected 6 ({COLUMNS})")
-            if row[0] not in POLARITY:
-                raise UsageError(f"{where}: polarity {row[0][:40]!r}, expected 0, 2 or 4")
-            if (label := POLARITY[row[0]]) is not None:
-                yield row[4], row[5], label

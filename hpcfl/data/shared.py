@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -167,17 +168,11 @@ def _made(parts: Any, arrays: list[NDArray[Any]], source: Source) -> Any:
     if kind == "object":
         module, name, named = rest
         values = {name: _made(each, arrays, source) for name, each in named.items()}
-        return _object(module, name, values)
+        owner: Any = attrgetter(name)(import_module(module))
+        if hasattr(owner, "_fields"):
+            return owner(**values)
+        whole = object.__new__(owner)
+        vars(whole).update(values)
+        return whole
     made = [_made(each, arrays, source) for each in rest]
     return tuple(made) if kind == "tuple" else made
-
-
-def _object(module: str, name: str, values: dict[str, Any]) -> Any:
-    kind: Any = import_module(module)
-    for part in name.split("."):
-        kind = getattr(kind, part)
-    if hasattr(kind, "_fields"):
-        return kind(**values)
-    made = object.__new__(kind)
-    vars(made).update(values)
-    return made

@@ -97,17 +97,14 @@ class UnitCube(Served):
         sizes = np.full(clients, self.samples)
         if self.deal:
             sizes += [len(range(i, self.server, clients)) for i in range(clients)]
-        tests, shapes = np.full(clients, self.test_samples), [(self.dimension,)] * clients
-        return CubeFederation(self.labels, sizes, tests, shapes, self, seed, truth, self._server_samples(truth, seed))
-
-    def _server_samples(self, truth: Floats, seed: int) -> tuple[Features, Labels]:
-        """Return the server's samples, ``[r, d]`` and ``[r]``, before any are dealt out."""
         rng = keyed(seed, "server of the cube")
         x = rng.random((CHOICE * self.server, self.dimension))
         y = labelled(x, truth, self.noise, rng)
         classes = y.astype(np.int64) if self.labels > 1 else np.zeros(len(y), dtype=np.int64)
         picked = turns(classes, self.server, rng)
-        return x[picked].astype(np.float32), y[picked]
+        held = x[picked].astype(np.float32), y[picked]
+        tests, shapes = np.full(clients, self.test_samples), [(self.dimension,)] * clients
+        return CubeFederation(self.labels, sizes, tests, shapes, self, seed, truth, held)
 
 
 def labelled(x: Floats, truth: Floats, noise: float, rng: np.random.Generator) -> Labels:

@@ -137,20 +137,23 @@ class Fused:
         Each layer comes with its number l, of the first ``rows[l]`` clients (None: of all), before anything is computed
         for the next one. So the parameters may change once all layers are there.
         """
-        kept: list[tuple[Unit, Tensor, Tensor]] = []
+        tape: list[tuple[Unit, Tensor, Tensor]] = []
         x = batch.x
         for unit in self.units:
             given = x
-            if isinstance(unit.module, nn.Dropout):
-                got = _kept(unit, x, batch.key)
+            if isinstance(unit.module, nn.Dropout):  # multiplies by 0, or by 1 over the chance that a number is kept
+                seeds, p = seeds_of(batch.key, x.device), float(unit.module.p)
+                got = kept(seeds, unit.place, x.shape[1:], p).to(x.dtype).mul_(1 / (1 - p) if p < 1 else 0.0)
                 x = given * got
             elif unit.names:
-                x = got = _linear(given, **{own: params[name] for own, name in unit.names.items()})
+                weight = params[unit.names["weight"]].transpose(1, 2)
+                bias = params[unit.names["bias"]].unsqueeze(1) if "bias" in unit.names else None
+                x = got = torch.bmm(given, weight) if bias is None else torch.baddbmm(bias, given, weight)
             else:
                 x = got = POINTWISE[type(unit.module)].forward(unit.module, given)
-            kept.append((unit, given, got))
+            tape.append((unit, given, got))
         losses, d = self._loss(x, batch)
-        return losses, _backward(kept, d, params, names, rows)
+        return losses, _backward(tape, d, params, names, rows)
 
     def apart(self, gradients: State, params: State, batch: Batch) -> float:
         """Return by how much its gradients differ from these, as a share of the largest number; 1: not finite."""
@@ -179,12 +182,6 @@ class Fused:
         return (each * share).sum(1), d.mul_(share.unsqueeze(-1))
 
 
-def _kept(unit: Unit, x: Tensor, key: StepKey) -> Tensor:
-    """Return by what a dropout multiplies ``[c, B, n]``: 0, or 1 over the chance that a number is kept."""
-    seeds, chance = seeds_of(key, x.device), float(unit.module.p)  # type: ignore[arg-type]
-    return kept(seeds, unit.place, x.shape[1:], chance).to(x.dtype).mul_(1 / (1 - chance) if chance < 1 else 0.0)
-
-
 def one_client(initial: State, x: Tensor, y: Tensor, seed: int) -> tuple[State, Batch]:
     """Return parameters ``{name: [1, …]}`` of which few are 0, also where they begin so, and samples ``[1, B, …]``."""
     params = {}
@@ -200,14 +197,14 @@ def _classes(count: int, device: torch.device) -> Tensor:
 
 
 def _backward(
-    kept: list[tuple[Unit, Tensor, Tensor]],
+    tape: list[tuple[Unit, Tensor, Tensor]],
     d: Tensor,
     params: State,
     names: Collection[str],
     rows: Sequence[int] | None,
 ) -> Iterator[tuple[int, Gradients]]:
-    lowest = next(unit.layer for unit, _, _ in kept if any(name in names for name in unit.names.values()))
-    for unit, given, got in reversed(kept):
+    lowest = next(unit.layer for unit, _, _ in tape if any(name in names for name in unit.names.values()))
+    for unit, given, got in reversed(tape):
         if rows is not None:
             given, got = given[: len(d)], got[: len(d)]
         if unit.names:
@@ -226,12 +223,6 @@ def _backward(
             d = d * got
         else:
             d = POINTWISE[type(unit.module)].backward(unit.module, d, given, got)
-
-
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    if bias is None:
-        return torch.bmm(x, weight.transpose(1, 2))
-    return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
 
 
 def _units(layer: Layer | Whole) -> list[Unit]:

@@ -35,8 +35,7 @@ class InitialFile:
     def __init__(self, path: Path, clients: int, precision: Literal["single", "double"]) -> None:
         self.path, self.dtype = path, np.dtype(np.float64 if precision == "double" else np.float32)
         with opened(path) as file:
-            names = [name for name in file if name != OWN]
-            self.shared = {name: self._values(file, name) for name in names}
+            self.shared = {name: self._values(file, name) for name in file if name != OWN}
             groups = file.get(OWN, {})
             if not isinstance(groups, dict | h5py.Group):
                 raise UsageError(f"{path}: {OWN} is a dataset, expected groups {OWN}/0 … {OWN}/{clients - 1}")

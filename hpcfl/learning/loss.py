@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from hpcfl.base.errors import RunError, UsageError, in_place
@@ -41,17 +41,12 @@ class PerSample:
             return self._function(outputs, y)
         width, rows = y.shape[1], []
         for row, size in zip(range(len(y)), [width] * len(y) if sizes is None else sizes):
-            with self._keyed(key, row, y.device):
+            seed = key.as_seed("loss", row) if key is not None and self._draws else 0
+            with tracing.seeded(seed, y.device) if self._draws else nullcontext():
                 # contiguous: what randn_like fills first follows from the layout, and that from how clients are batched
                 real = self._of_one(outputs[row, :size].contiguous(), y[row, :size])
             rows.append(torch.nn.functional.pad(real, (0, width - size)))
         return torch.stack(rows)
-
-    def _keyed(self, key: StepKey | None, row: int, device: torch.device) -> AbstractContextManager[None]:
-        """Return a block in which what is drawn is a client's own."""
-        if not self._draws:
-            return nullcontext()
-        return tracing.seeded(0 if key is None else key.as_seed("loss", row), device)
 
     def _of_one(self, outputs: Tensor, y: Tensor) -> Tensor:
         if not len(y):

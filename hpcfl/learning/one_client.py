@@ -52,7 +52,8 @@ def objective_of(task: Task, function: OfOne, shared: State, personal: State) ->
     """Return the objective of a chunk, of which `function` says one client's; `personal` is ``{name: [c, …]}``."""
 
     def whole(params: State, batch: Batch) -> Tensor:
-        if batch.valid is None and len(batch.x) > 1 and _uniform(task):
+        alike = task.whole is None and task.loss.ours  # all clients of a step take the same operations
+        if alike and batch.valid is None and len(batch.x) > 1 and not any(layer.random for layer in task.layers):
             return torch.func.vmap(
                 lambda own, x, y, kept: function(own, ClientBatch(x, y, task, batch.key), shared, kept)
             )(params, batch.x, batch.y, personal)
@@ -65,11 +66,6 @@ def objective_of(task: Task, function: OfOne, shared: State, personal: State) ->
         return torch.stack(found)
 
     return whole
-
-
-def _uniform(task: Task) -> bool:
-    """Whether all clients of a step take the same operations, and draw nothing of their own."""
-    return task.whole is None and task.loss.ours and not any(layer.random for layer in task.layers)
 
 
 def _alone(params: State) -> State:

@@ -42,9 +42,8 @@ class Cnn(Model):
         convolutions = []
         for number, (inputs, outputs) in enumerate(pairwise((shape[0], *self.channels)), start=1):
             convolution = torch.nn.Conv2d(inputs, outputs, self.kernel, padding=self.padding)
-            convolutions.append(
-                (f"conv{number}", torch.nn.Sequential(convolution, torch.nn.MaxPool2d(2), torch.nn.ReLU()))
-            )
+            layer = torch.nn.Sequential(convolution, torch.nn.MaxPool2d(2), torch.nn.ReLU())
+            convolutions.append((f"conv{number}", layer))
         height, width = self._sides(shape)
         flat = (shape[0], *self.channels)[-1] * height * width
         return convolutions + dense([flat, *self.hidden, classes], self.dropout)

@@ -68,7 +68,11 @@ def section(spec: str, factory: object) -> type[Foreign]:
 
 @functools.cache
 def _section(spec: str, factory: Callable[..., Any], where: str) -> type[Foreign]:
-    parameters = _parameters(factory, where)
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{where}: {reason(error)}") from error
+    parameters = {key: each for key, each in signature.parameters.items() if each.kind is not Parameter.VAR_POSITIONAL}
     open_ended = any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values())
     lacking = [name for name in GIVEN if name not in parameters and not open_ended]
     if lacking:
@@ -79,14 +83,6 @@ def _section(spec: str, factory: Callable[..., Any], where: str) -> type[Foreign
     doc = (inspect.getdoc(factory) or f"What {spec} makes.").partition("\n\n")[0]
     base = _OpenEnded if open_ended else Foreign
     return create_model("Foreign", __base__=base, __module__=__name__, __doc__=doc, **fields)
-
-
-def _parameters(factory: Callable[..., Any], where: str) -> dict[str, Parameter]:
-    try:
-        parameters = dict(inspect.signature(factory).parameters)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"{where}: {reason(error)}") from error
-    return {name: each for name, each in parameters.items() if each.kind is not Parameter.VAR_POSITIONAL}
 
 
 def _fields(parameters: dict[str, Parameter], where: str) -> Iterator[tuple[str, Any]]:

@@ -56,9 +56,7 @@ class Glm(Model):
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         check_within("model.layers", self.layers, 1, prod(shape), " for these features")
-        suited = (
-            ("tanh", "rough", "identity") if classes == 1 else ("logistic", "softmax") if classes == 2 else ("softmax",)
-        )
+        suited = {1: ("tanh", "rough", "identity"), 2: ("logistic", "softmax")}.get(classes, ("softmax",))
         if self.link not in suited:
             held = "targets" if classes == 1 else f"{classes} classes"
             expected = "' or '".join(suited)

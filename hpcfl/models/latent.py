@@ -78,11 +78,8 @@ class Latent(Model):
             for layer in linear[:-1]:
                 layer.append(torch.nn.ReLU())
             return linear
-        layers = [
-            torch.nn.Sequential(
-                torch.nn.Conv2d(inputs, outputs, 5, padding="same"), torch.nn.MaxPool2d(2), torch.nn.Sigmoid()
-            )
-            for inputs, outputs in pairwise((shape[0], *self.channels))
-        ]
+        widths = (shape[0], *self.channels)
+        filters = [torch.nn.Conv2d(inputs, outputs, 5, padding="same") for inputs, outputs in pairwise(widths)]
+        layers = [torch.nn.Sequential(each, torch.nn.MaxPool2d(2), torch.nn.Sigmoid()) for each in filters]
         flat = self.channels[-1] * (shape[1] // 4) * (shape[2] // 4)
         return [*layers, torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(flat, self.dimension))]

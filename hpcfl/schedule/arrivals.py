@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -149,17 +150,14 @@ class Queue:
             self._draw(there[(flights.version[there] == kind[0]) & (flights.number[there] == kind[1])])
 
     def plans(self, first: int) -> Iterator[Plan]:
-        """Yield the plan of each round from `first` on, without end.
+        """Return the plan of each round from `first` on, without end.
 
         Raises
         ------
         RunError
             Where nobody ever arrives, or nothing ever counts.
         """
-        round_ = first
-        while True:
-            yield self._planned(round_)
-            round_ += 1
+        return map(self._planned, count(first))
 
     def _planned(self, round: int) -> Plan:
         rules, flights, start = self.rules, self.flights, self.flights.now
@@ -205,10 +203,8 @@ class Queue:
         for number in np.unique(flights.number[chosen]).tolist():
             some = chosen[flights.number[chosen] == number]
             self._draw(some)
-            flights.due[some] = flights.now + self.run.speed.communication + self._lasts(some)
-
-    def _lasts(self, clients: Ints) -> Floats:
-        return np.minimum(self.seconds[clients], self.rules.max_seconds or inf)
+            lasts = np.minimum(self.seconds[some], self.rules.max_seconds or inf)
+            flights.due[some] = flights.now + run.speed.communication + lasts
 
     def _draw(self, clients: Ints) -> None:
         """Say how long the visits of clients that begin alike take, and how far they come."""

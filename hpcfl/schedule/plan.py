@@ -182,25 +182,24 @@ class Plan:
         """
         if self.arrivals is None:
             return [self]
-        first = np.searchsorted(self.cohort, self.cohort)
-        wave = np.arange(len(self.cohort)) - first
-        kinds = np.stack([wave, self.arrivals.versions, self.arrivals.numbers], 1)
-        return [self._part(np.flatnonzero((kinds == kind).all(1))) for kind in np.unique(kinds, axis=0)]
-
-    def _part(self, rows: Ints) -> Plan:
-        assert self.arrivals is not None
-        return replace(
-            self,
-            round=int(self.arrivals.versions[rows[0]]),
-            cohort=self.cohort[rows],
-            seconds=self.seconds[rows],
-            depth=self.depth[rows],
-            arrival=self.arrival[rows],
-            steps=None if self.steps is None else self.steps[rows],
-            arrivals=self.arrivals.of(rows),
-            number=int(self.arrivals.numbers[rows[0]]),
-            among=rows,
-        )
+        wave = np.arange(len(self.cohort)) - np.searchsorted(self.cohort, self.cohort)
+        kinds, parts = np.stack([wave, self.arrivals.versions, self.arrivals.numbers], 1), list[Plan]()
+        for kind in np.unique(kinds, axis=0):
+            rows = np.flatnonzero((kinds == kind).all(1))
+            part = replace(
+                self,
+                round=int(kind[1]),
+                cohort=self.cohort[rows],
+                seconds=self.seconds[rows],
+                depth=self.depth[rows],
+                arrival=self.arrival[rows],
+                steps=None if self.steps is None else self.steps[rows],
+                arrivals=self.arrivals.of(rows),
+                number=int(kind[2]),
+                among=rows,
+            )
+            parts.append(part)
+        return parts
 
     @cached_property
     def counted(self) -> NDArray[np.bool_]:

@@ -160,16 +160,12 @@ class Planner:
         facts = self.seed, self.clients, self.work_fractions, round, number, cohort
         if everyone:
             return Attempt(*facts)
-        return Attempt(*facts, closes_after, *self._quorum(cohort, stage), self.participation.grace or 0.0)
-
-    def _quorum(self, cohort: Ints, stage: int) -> tuple[int | None, Ints | None]:
-        """Return how much a round that does not wait for all waits for, and what each visit counts towards it."""
-        visits = self.visits(stage)
-        if visits is None or self.doubling.by == "clients":
-            return visits, None
-        if visits == self.participation.invited(self.clients):
-            return None, None  # the last stage waits for all, however many samples the invited have
-        return ceil(visits * self.sizes[self.members].mean()), self.sizes[cohort]
+        quorum, weights = self.visits(stage), None
+        if quorum is not None and self.doubling.by == "samples":
+            last = quorum == self.participation.invited(self.clients)  # waits for all, whatever samples they have
+            quorum = None if last else ceil(quorum * self.sizes[self.members].mean())
+            weights = None if last else self.sizes[cohort]
+        return Attempt(*facts, closes_after, quorum, weights, self.participation.grace or 0.0)
 
     def visits(self, stage: int) -> int | None:
         """Return the visits that a round of this stage waits for; None: all."""

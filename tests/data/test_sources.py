@@ -246,7 +246,7 @@ def test_a_subset_without_enough_classes_for_the_label_groups_is_refused():
     section = Digits(partition="shards", classes=1, label_groups=3, train_samples=3)
     fine, refusals = 0, []
     for seed in range(12):
-        present = len(np.unique(used_labels(section, 3, seed)))
+        present = len(np.unique(used_labels(3, seed)))
         if present == 3:
             fine += section.federate(3, seed, None).train_sizes.sum() == 3
         else:
@@ -260,10 +260,9 @@ def test_a_subset_without_enough_classes_for_the_label_groups_is_refused():
         )
 
 
-def used_labels(section: Digits, used: int, seed: int) -> np.ndarray:
-    """Labels of the training samples that are used."""
-    labels = section.load(seed, None).train_labels
-    return labels[section._rows(used, len(labels), seed)]
+def used_labels(used: int, seed: int) -> np.ndarray:
+    """Labels of the training samples that are used, however they are cut."""
+    return Digits(train_samples=used).cut(1, seed, None).pool.train_labels
 
 
 def test_only_so_many_training_samples_are_used():

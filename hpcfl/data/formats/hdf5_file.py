@@ -195,7 +195,14 @@ def survey(path: Path) -> Survey:
         contents = Survey(train, test, _part(file, "test") if "test" in file else None)
     _check_kinds(path, contents)
     for name, train_part, test_part in zip(ids, train, test):
-        _check_client(f"{path}: ", name, train_part, test_part, contents.server)
+        if train_part.size == 0:
+            raise UsageError(f"{path}: {train_part.group} has no samples, expected at least 1")
+        if test_part.shape != train_part.shape:
+            said = f"client '{name}' has {train_part.features} in train and {test_part.features} in test"
+            raise UsageError(f"{path}: {said}; expected the same in both")
+        if contents.server is not None and contents.server.shape != train_part.shape:
+            said = f"test has {contents.server.features}, client '{name}' {train_part.features}"
+            raise UsageError(f"{path}: {said}; a global test set needs equal shapes")
     return contents
 
 
@@ -249,18 +256,6 @@ def _check_kinds(path: Path, contents: Survey) -> None:
                 f"{path}: {first.group}/labels have shape {first.label_shape} per sample, {part.group}/labels "
                 f"{part.label_shape}; expected the same in all"
             )
-
-
-def _check_client(where: str, name: str, train: Part, test: Part, server: Part | None) -> None:
-    """Refuse a client without samples, and parts that do not fit together."""
-    if train.size == 0:
-        raise UsageError(f"{where}{train.group} has no samples, expected at least 1")
-    if test.shape != train.shape:
-        said = f"client '{name}' has {train.features} in train and {test.features} in test"
-        raise UsageError(f"{where}{said}; expected the same in both")
-    if server is not None and server.shape != train.shape:
-        said = f"test has {server.features}, client '{name}' {train.features}"
-        raise UsageError(f"{where}{said}; a global test set needs equal shapes")
 
 
 def unchanged(file: h5py.File, part: Part) -> str:

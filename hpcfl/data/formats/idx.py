@@ -68,9 +68,11 @@ def _read(path: Path, file: BufferedIOBase, ndim: int, size: int, zipped: bool) 
         check_unpacked(str(path), expected, size)
     elif size != expected:
         raise UsageError(f"{path}: {_wrong(size, expected)}, {size} bytes; its header says {expected}")
-    values = np.empty(expected - start, dtype=np.uint8)
-    there = start + _fill(file, values)
-    there += len(file.read(1))
+    values, count = np.empty(expected - start, dtype=np.uint8), 0
+    # a part at a time: gzip unpacks as much as it is asked for, and copies it
+    while count < len(values) and (got := file.readinto(values[count : count + PART].data)):
+        count += got
+    there = start + count + len(file.read(1))
     if there != expected:
         raise UsageError(f"{path}: {_wrong(there, expected)}, at least {there} bytes; its header says {expected}")
     return values.reshape(sizes)
@@ -78,14 +80,3 @@ def _read(path: Path, file: BufferedIOBase, ndim: int, size: int, zipped: bool) 
 
 def _wrong(size: int, expected: int) -> str:
     return "truncated" if size < expected else "too long"
-
-
-def _fill(file: BufferedIOBase, values: NDArray[np.uint8]) -> int:
-    """Read until the values are full or the file ends; return how many were read.
-
-    A part at a time: gzip unpacks as much as it is asked for, and copies it.
-    """
-    count = 0
-    while count < len(values) and (got := file.readinto(values[count : count + PART].data)):
-        count += got
-    return count

@@ -57,13 +57,9 @@ class Json:
         first, start = self.next(), self.place
         if found := WHOLE.match(self.content, start):
             self.place = found.end()
-        elif first in (b"[", b"{"):
-            self._skip_nested()
-        else:
+            return start
+        if first not in (b"[", b"{"):
             raise ValueError(f"expected a value at byte {start}")
-        return start
-
-    def _skip_nested(self) -> None:
         depth = 0
         while found := SIGN.match(self.content, self.place):
             self.place = found.end()
@@ -71,7 +67,7 @@ class Json:
             if depth > DEPTH:
                 raise ValueError(f"more than {DEPTH} values within one another")
             if depth == 0:
-                return
+                return start
         raise ValueError("it ends within a value")
 
     def _take(self, sign: bytes) -> bool:

@@ -15,7 +15,7 @@ from hpcfl.base.errors import UsageError, listed
 from hpcfl.base.types import Ints
 from hpcfl.data.base import check_clients
 from hpcfl.data.formats.hdf5_file import client_ids, dataset, linked, opened
-from hpcfl.data.partition import Parts, Split
+from hpcfl.data.partition import Split
 
 NAMES = ("train", "test")
 
@@ -32,8 +32,12 @@ def read(path: Path, clients: int, pool: tuple[int, int]) -> Split:
     with opened(path) as file:
         ids = client_ids(file)
         check_clients(clients, len(ids), str(path))
-        for name in ids:
-            _check_names(file, f"clients/{name}")
+        for group in (f"clients/{name}" for name in ids):
+            client = linked(file, group)
+            if not isinstance(client, h5py.Group):
+                raise UsageError(f"{path}: {group} is no group, expected {group}/train and {group}/test")
+            if others := sorted(client.keys() - set(NAMES)):
+                raise UsageError(f"{path}: {group} has {listed(others)}, expected train and test")
         train, test = (
             [_indices(file, f"clients/{name}/{part}", size) for name in ids] for part, size in zip(NAMES, pool)
         )
@@ -41,7 +45,10 @@ def read(path: Path, clients: int, pool: tuple[int, int]) -> Split:
     for name, held in zip(ids, train):
         if not len(held):
             raise UsageError(f"{path}: clients/{name}/train is missing or empty, expected at least 1 training sample")
-    _check_disjoint(path, [*(f"clients/{name}" for name in ids), "server"], [*train, server])
+    if (twice := _repeated(np.concatenate([*train, server]))) is not None:
+        owners = zip([*(f"clients/{name}" for name in ids), "server"], [*train, server])
+        one, other = [owner for owner, part in owners if twice in part][:2]
+        raise UsageError(f"{path}: {one} and {other} both hold training sample {twice}, expected each in one of them")
     return Split(train, test, server)
 
 
@@ -53,15 +60,6 @@ def write(path: Path, split: Split) -> None:
                 file[f"clients/{client}/{name}"] = part
         if len(split.server):
             file["server/train"] = split.server
-
-
-def _check_names(file: h5py.File, group: str) -> None:
-    """Refuse a client that is no group, or that has other parts."""
-    client = linked(file, group)
-    if not isinstance(client, h5py.Group):
-        raise UsageError(f"{file.filename}: {group} is no group, expected {group}/train and {group}/test")
-    if others := sorted(client.keys() - set(NAMES)):
-        raise UsageError(f"{file.filename}: {group} has {listed(others)}, expected train and test")
 
 
 def _indices(file: h5py.File, name: str, size: int) -> Ints:
@@ -83,14 +81,6 @@ def _indices(file: h5py.File, name: str, size: int) -> Ints:
     if (twice := _repeated(held)) is not None:
         raise UsageError(f"{where} names sample {twice} twice, expected each index once")
     return held
-
-
-def _check_disjoint(path: Path, owners: list[str], parts: Parts) -> None:
-    """Refuse a training sample that two of the owners hold, each of them once."""
-    twice = _repeated(np.concatenate(parts))
-    if twice is not None:
-        one, other = [owner for owner, part in zip(owners, parts) if twice in part][:2]
-        raise UsageError(f"{path}: {one} and {other} both hold training sample {twice}, expected each in one of them")
 
 
 def _repeated(values: Ints) -> int | None:

@@ -62,11 +62,8 @@ class Layer:
     @property
     def nonsmooth(self) -> list[str]:
         """Kinds of modules that are continuous, but whose gradients are not Lipschitz."""
-        return [
-            type(module).__name__
-            for module in self.modules
-            if isinstance(module, KINKED) or getattr(module, "smoothness", inf) <= 1
-        ]
+        rough = [part for part in self.modules if isinstance(part, KINKED) or getattr(part, "smoothness", inf) <= 1]
+        return [type(part).__name__ for part in rough]
 
     @property
     def random(self) -> bool:

@@ -66,8 +66,9 @@ class Whole:
     @property
     def nonsmooth(self) -> list[str]:
         """Kinds of modules that are continuous, but whose gradients are not Lipschitz."""
-        kinds = {type(part).__name__ for part in self._module.modules() if isinstance(part, KINKED)}
-        return sorted(kinds | {type(part).__name__ for part in self._module.modules() if _rough(part)})
+        parts = [(part, getattr(part, "smoothness", inf)) for part in self._module.modules()]
+        rough = [part for part, eta in parts if isinstance(part, KINKED) or (isinstance(eta, float) and eta <= 1)]
+        return sorted({type(part).__name__ for part in rough})
 
     def integer(self, name: str) -> bool:
         """Return whether a buffer counts something."""
@@ -289,8 +290,3 @@ def _padded(real: Tensor, width: int) -> Tensor:
 def _held(value: Tensor) -> Tensor:
     """Return a buffer as it is kept and averaged."""
     return value.detach() if value.is_floating_point() else value.detach().double()
-
-
-def _rough(part: nn.Module) -> bool:
-    smoothness = getattr(part, "smoothness", inf)
-    return isinstance(smoothness, float) and smoothness <= 1

@@ -84,9 +84,12 @@ def examined(
     random = draws(lambda: _run(module.train(), x)) or draws(lambda: _run(module.eval(), x))
     drops = random and _drops(module, x)
     mixes = _mixes(module, x, drops)
-    how = module.to(device), x.to(device), random and not drops, drops
-    computing, why = (decided, DECIDED) if decided else _computing(*how)
-    return Findings(layers, random and not drops, drops, mixes, state, tuple(outputs.shape[1:]), computing, why)
+    drawn, why = random and not drops, DECIDED
+    module.to(device)
+    if not decided:
+        why = "it draws random numbers, by client" if drawn else _vmap_fails(module, x.to(device), drops)
+        decided, why = ("looped", why) if why else ("vmapped", "vmap gives what the loop does")
+    return Findings(layers, drawn, drops, mixes, state, tuple(outputs.shape[1:]), decided, why)
 
 
 def copies(module: nn.Module) -> State:
@@ -251,11 +254,6 @@ def _watched(module: nn.Module) -> Iterator[dict[str, str]]:
 
 
 # vmap
-
-
-def _computing(module: nn.Module, x: Tensor, drawn: bool, drops: bool) -> tuple[Computing, str]:
-    why = "it draws random numbers, by client" if drawn else _vmap_fails(module, x, drops)
-    return ("looped", why) if why else ("vmapped", "vmap gives what the loop does")
 
 
 def _vmap_fails(module: nn.Module, x: Tensor, drops: bool) -> str:

@@ -48,7 +48,11 @@ class Table(Speed):
         columns = _read_hdf5(path) if path.suffix in HDF5 else _read_csv(path)
         kind = next((kind for kind in KINDS if set(kind) == set(columns)), None)
         if kind is None:
-            raise UsageError(f"speed.file: {path}: {_wrong_columns(list(columns))}")
+            known = {name for kind in KINDS for name in kind}
+            for name in [name for name in columns if name not in known][:1]:
+                raise UsageError(f"speed.file: {path}: unknown column '{name}'{did_you_mean(name, known)}")
+            expected = " or ".join(",".join(kind) for kind in KINDS)
+            raise UsageError(f"speed.file: {path}: expected columns {expected}, got {','.join(columns) or 'none'}")
         return {name: self._checked(name, columns.pop(name)) for name in kind}  # of two copies one goes at once
 
     def _checked(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
@@ -105,25 +109,19 @@ class Table(Speed):
 
     def covers(self, rounds: int, clients: int, layers: int | None = None) -> None:
         """Refuse other clients, fewer rounds, and depths that the model does not have."""
-        self._check_clients(clients)
-        there_rounds = len(self.values)
+        for row in np.flatnonzero(self.columns["client"] >= clients)[:1]:
+            client = self.columns["client"][row]
+            raise UsageError(f"{self._row(row)}: client is {client}, expected 0 … {clients - 1} (clients = {clients})")
+        there_rounds, there = self.values.shape
+        if there < clients:
+            raise UsageError(f"speed.file: {self.file}: no row for client {there}{self._in(0)} (clients = {clients})")
         if "round" in self.columns and there_rounds < rounds:
-            raise UsageError(
-                f"speed.file: {self.file}: no row for client 0 in round {there_rounds}; did you mean "
-                f"rounds = {there_rounds}?"
-            )
+            wanted = f"client 0 in round {there_rounds}; did you mean rounds = {there_rounds}?"
+            raise UsageError(f"speed.file: {self.file}: no row for {wanted}")
         depths = self.columns["depth"] if self.needs_end and layers is not None else np.zeros(0, np.int64)
         for row in np.flatnonzero(depths > (layers or 0) + 1)[:1]:
             most = f"1 … {(layers or 0) + 1}: the model has {layers} layers"
             raise UsageError(f"{self._row(row)}: depth is {depths[row]}, expected {most}")
-
-    def _check_clients(self, clients: int) -> None:
-        for row in np.flatnonzero(self.columns["client"] >= clients)[:1]:
-            client = self.columns["client"][row]
-            raise UsageError(f"{self._row(row)}: client is {client}, expected 0 … {clients - 1} (clients = {clients})")
-        there = self.values.shape[1]
-        if there < clients:
-            raise UsageError(f"speed.file: {self.file}: no row for client {there}{self._in(0)} (clients = {clients})")
 
     def paces(self, seed: int, clients: int) -> Floats:
         """Return each client's mean seconds, or, which orders them alike, its mean depth, float64 [clients]."""
@@ -192,12 +190,3 @@ def _read_hdf5(path: Path) -> Columns:
             sizes = ", ".join(f"{name} {len(column)}" for name, column in stored.items())
             raise UsageError(f"speed.file: {path}: expected columns of one length, got {sizes}")
         return {name: column[()] for name, column in stored.items()}
-
-
-def _wrong_columns(there: list[str]) -> str:
-    """Return what is wrong with the names of columns."""
-    known = {name for kind in KINDS for name in kind}
-    unknown = [name for name in there if name not in known]
-    if unknown:
-        return f"unknown column '{unknown[0]}'{did_you_mean(unknown[0], known)}"
-    return f"expected columns {' or '.join(','.join(kind) for kind in KINDS)}, got {','.join(there) or 'none'}"

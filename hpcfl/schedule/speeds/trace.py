@@ -200,7 +200,9 @@ class Trace(Speed):
         elif steps is not None:
             steps = self.tape.steps[plan.round, plan.cohort]
         else:  # what visits had done that were cut short at a step are no layers
-            depth = np.where(self._in_time(plan), depth, plan.layers + 1)
+            end = self.tape.duration[plan.round] - self.tape.config.speed.communication
+            in_time = self.tape.seconds[plan.round, plan.cohort] <= end * (1 + CLOSE)
+            depth = np.where(in_time, depth, plan.layers + 1)
         return replace(plan, depth=depth, duration=float(self.tape.duration[plan.round]), steps=steps)
 
     def arrived(self, first: int, staleness: Staleness, whole: bool, by_steps: bool) -> Iterator[Plan] | None:
@@ -244,12 +246,6 @@ class Trace(Speed):
                 served[by_id],
             ),
         )
-
-    def _in_time(self, plan: Plan) -> NDArray[np.bool_]:
-        """Return whose visits were complete when the recorded round closed, bool [n]."""
-        end = self.tape.duration[plan.round] - self.tape.config.speed.communication
-        in_time: NDArray[np.bool_] = self.tape.seconds[plan.round, plan.cohort] <= end * (1 + CLOSE)
-        return in_time
 
     def paces(self, seed: int, clients: int) -> Floats:
         return self.tape.config.speed.paces(self.tape.config.seed, clients)
