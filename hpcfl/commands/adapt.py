@@ -35,7 +35,7 @@ from hpcfl.store.atomic import created, replace
 if TYPE_CHECKING:
     from hpcfl.base.types import State
     from hpcfl.config import Config
-    from hpcfl.data import Federation, Header
+    from hpcfl.data import Header
     from hpcfl.learning.task import Task
 
 SCORES = ("accuracy_before", "accuracy_after", "loss_before", "loss_after")
@@ -206,7 +206,10 @@ def adapted(request: AdaptRequest) -> dict[str, Any]:
     """
     config, clients = request.config, request.clients
     torch.set_num_threads(threads(config))
-    task, shared = _loaded(request)
+    if request.file is not None:  # no data of the run are read
+        task, shared = with_shared(config, request.file.federate(config, request.header), request.saved)
+    else:
+        task, shared = loaded(config, request.data, request.saved, request.newest, clients.tolist())
     names = config.algorithm.personal_names(task)
     if not names:
         raise UsageError(f"algorithm: '{config.algorithm.name}' shares all layers here: none is left to adapt")
@@ -234,17 +237,10 @@ def _figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return figures
 
 
-def _loaded(request: AdaptRequest) -> tuple[Task, State]:
-    """The task of those who adapt, and what the run shares; for newcomers from a file no data of the run are read."""
-    if request.file is not None:
-        return with_shared(request.config, request.file.federate(request.config, request.header), request.saved)
-    return loaded(request.config, request.data, request.saved, request.newest, request.clients.tolist())
-
-
 def _adapt_chunk(request: AdaptRequest, task: Task, shared: State, clients: Ints) -> tuple[list[dict[str, Any]], State]:
     """Rows of the table, and what was learned, ``{name: [c, …]}``."""
     method, visits = request.config.method(task), Visits.for_test(request.saved.round, clients)
-    tests, params = task.federation.test_sizes[clients], {}
+    trained, tests, params = task.federation.train_sizes[clients], task.federation.test_sizes[clients], {}
     curves: list[list[dict[str, Any]]] = [[] for _ in clients]
     for epochs in (0, *request.epochs):
         task.oracle_calls[:] = 0
@@ -255,14 +251,12 @@ def _adapt_chunk(request: AdaptRequest, task: Task, shared: State, clients: Ints
         points = zip(_per_sample(accuracies, tests), _per_sample(sums["loss"], tests), gradients)
         for curve, point in zip(curves, points):
             curve.append({"epochs": epochs, **dict(zip(CURVE, point))})
-    return [_row(request, task.federation, client, curve) for client, curve in zip(clients.tolist(), curves)], params
-
-
-def _row(request: AdaptRequest, federation: Federation, client: int, curve: list[dict[str, Any]]) -> dict[str, Any]:
-    sizes = int(federation.train_sizes[client]), int(federation.test_sizes[client])
-    scores = [curve[at][name] for name in ("accuracy", "loss") for at in (0, -1)]
-    row = dict(zip(COLUMNS, (request.label(client), *sizes, *scores))) | {"gradients": curve[-1]["gradients"]}
-    return row | ({"curve": curve} if len(request.epochs) > 1 else {})
+    rows = []
+    for client, train, test, curve in zip(clients.tolist(), trained.tolist(), tests.tolist(), curves):
+        scores = [curve[at][name] for name in ("accuracy", "loss") for at in (0, -1)]
+        row = dict(zip(COLUMNS, (request.label(client), train, test, *scores))) | {"gradients": curve[-1]["gradients"]}
+        rows.append(row | ({"curve": curve} if len(request.epochs) > 1 else {}))
+    return rows, params
 
 
 def _per_sample(sums: Floats, sizes: Ints) -> list[float | None]:

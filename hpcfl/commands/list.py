@@ -162,7 +162,12 @@ def _part(section: str, choice: str, cls: type[ConfigBase]) -> Part:
     elsewhere = sections(Config) if cls is Config else ()
     texts = field_texts(cls)
     keys = [
-        Key(key, _default(field), _joined(_values(properties[key])), texts[key])
+        Key(
+            key,
+            "required" if field.is_required() else toml(field.get_default(call_default_factory=True)),
+            _joined(_values(properties[key])),
+            texts[key],
+        )
         for key, field in cls.model_fields.items()
         if not _picks(key, field) and key not in elsewhere
     ]
@@ -172,10 +177,6 @@ def _part(section: str, choice: str, cls: type[ConfigBase]) -> Part:
 def _picks(key: str, field: FieldInfo) -> bool:
     """Return whether a key is the one whose value picks the class that has it."""
     return key in ("name", "model") and isinstance(field.default, str)
-
-
-def _default(field: FieldInfo) -> str:
-    return "required" if field.is_required() else toml(field.get_default(call_default_factory=True))
 
 
 def _values(schema: Mapping[str, Any]) -> list[str]:

@@ -173,7 +173,9 @@ def table(rows: Sequence[Mapping[str, Any]], each: bool = False, width: int | No
     One table has a line for each; where it is wider than `width`, several have a column for each, as many as fit.
     """
     lines = list(_lines(rows, each))
-    whole = _upright(lines)
+    whole = Table(*(Column(name, justify="left" if name in ("run", "status") else "right") for name in lines[0]))
+    for line in lines:
+        whole.add_row(*line.values())
     if width is None or width_of(whole) <= width:
         return [whole]
     for count in range(len(lines), 0, -1):
@@ -210,13 +212,6 @@ def _cells(group: Group, rows: Rows, everyone: Rows, clocks: set[str], seeds: bo
         if key == "client_accuracy":
             for name in dict.fromkeys(name for row in everyone for name in row["metrics"]):
                 yield name, _cell(name, [row["metrics"].get(name) for row in rows])
-
-
-def _upright(lines: Sequence[Mapping[str, str]]) -> Any:
-    shown = Table(*(Column(name, justify="left" if name in ("run", "status") else "right") for name in lines[0]))
-    for line in lines:
-        shown.add_row(*line.values())
-    return shown
 
 
 def _turned(lines: Sequence[Mapping[str, str]]) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -235,9 +235,7 @@ class Config(ConfigBase):
         if self.clock == "wall" and self.algorithm.between_rounds:
             key = self.algorithm.between_rounds
             raise UsageError(f"clock: {key} lets all clients learn after each round: expected 'simulated', got 'wall'")
-        self._check_two_levels()
-        if self.lost_clients == "rehost":
-            self._check_rehost()
+        self._check_lost_ranks()
         if self.start_within is not None and self.clock != "wall":
             raise UsageError(
                 "start_within: in simulated time all ranks are needed: expected clock = 'wall', got 'simulated'; "
@@ -285,7 +283,8 @@ class Config(ConfigBase):
                 beside = f"algorithm.name = '{method.name}', whose server takes a step with each visit"
                 raise no_meaning("algorithm.weights", weights, beside)
 
-    def _check_two_levels(self) -> None:
+    def _check_lost_ranks(self) -> None:
+        """Raise UsageError where leaders, or ranks that take over clients of dead ones, have no meaning."""
         if self.lane_width != TWO_LEVEL:
             for key, plain in (("leaders", "node"), ("fan_out", FAN_OUT)):
                 if (value := getattr(self, key)) != plain:
@@ -294,14 +293,12 @@ class Config(ConfigBase):
             raise UsageError(
                 f"lost_clients = 'rehost' does not go with lane_width = '{TWO_LEVEL}': remove it, or set lane_width = 1"
             )
-
-    def _check_rehost(self) -> None:
         why = ""
         if self.clock != "wall":
             why = "in simulated time a dead rank ends the job: expected clock = 'wall'"
         elif self.weighting.correct == "remembered":
             why = "with weighting.correct = 'remembered' the server's mean knows of later visits than a checkpoint"
-        if why:
+        if why and self.lost_clients == "rehost":
             raise UsageError(f"lost_clients = 'rehost': {why}; did you mean lost_clients = 'drop'?")
 
     def check_shapes(self, header: Header) -> None:
@@ -334,19 +331,16 @@ class Config(ConfigBase):
 
     def federation(self, data_dir: Path | None) -> Federation:
         """Return the clients' data; UsageError where they cannot be read, or are those of another number of clients."""
-        with blaming(of=("data.name",)), self._seeded():
+        name = getattr(self.data, PICKED["data"].by)
+        # data of the user's draw the same from global generators wherever they are made
+        seeded = tracing.seeded(key_as_seed(self.seed, "data")) if ":" in name else nullcontext()
+        with blaming(of=("data.name",)), seeded:
             made = self.data.federate(self.clients, self.seed, data_dir)
-            if ":" in (name := getattr(self.data, PICKED["data"].by)):
+            if ":" in name:
                 check_samples(f"data.name = '{name}'", made, ":" in self.model.name, ":" in self.task.loss)
         for there in (made.clients, len(made.train_sizes), len(made.test_sizes)):
             self._check_clients(there)
         return made
-
-    def _seeded(self) -> AbstractContextManager[None]:
-        """Return a block in which data of the user's draw the same from global generators wherever they are made."""
-        if ":" not in getattr(self.data, PICKED["data"].by):
-            return nullcontext()
-        return tracing.seeded(key_as_seed(self.seed, "data"))
 
     def _check_clients(self, there: int | None) -> None:
         check_clients(self.clients, there, f"data.name = '{getattr(self.data, PICKED['data'].by)}'")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -203,14 +203,9 @@ class Bundles:
         """Return all visits of a bundle as if they were those of one chunk; what they begin with is copied."""
         each = [part.visits for part in bundle]
         steps = [visits.steps for visits in each if visits.steps is not None]
-        visits = replace(
-            each[0],
-            clients=np.concatenate([visits.clients for visits in each]),
-            depth=np.concatenate([visits.depth for visits in each]),
-            samples=np.concatenate([visits.samples for visits in each]),
-            arrival=np.concatenate([visits.arrival for visits in each]),
-            steps=np.concatenate(steps) if steps else None,
-        )
+        names = "clients", "depth", "samples", "arrival"
+        joined: dict[str, Any] = {name: np.concatenate([getattr(visits, name) for visits in each]) for name in names}
+        visits = replace(each[0], **joined, steps=np.concatenate(steps) if steps else None)
         personal = {name: torch.cat([part.personal[name] for part in bundle]) for name in bundle[0].personal}
         return Part(bundle[0].chunk, personal, visits)
 

@@ -76,9 +76,8 @@ class Progress:
         """Return what the visits of a round that arrivals end began with; None for other rounds."""
         if (known := plan.arrivals) is None:
             return None
-        return Arrived(
-            plan.cohort, known.versions, known.factors, {v: self.served[v] for v in {*known.versions.tolist()}}
-        )
+        served = {v: self.served[v] for v in {*known.versions.tolist()}}
+        return Arrived(plan.cohort, known.versions, known.factors, served)
 
 
 @dataclass(frozen=True)
@@ -212,9 +211,18 @@ class Job:
     def planner(self) -> Planner:
         """Who is invited, when rounds close, how far visits come."""
         config, sizes = self.config, self.task.federation.train_sizes
+        tensors, given = self.layers.tensors, config.speed.counts()
+        if isinstance(given, tuple):
+            if len(given) != len(tensors):
+                raise refusal("speed.costs", f"{len(tensors)} numbers, one for each layer of the model", list(given))
+            costs: Floats = np.array(given)
+        else:
+            costs = np.ones(len(tensors)) if given == "equal" else self.layers.numbers.astype(np.float64)
+        before = self.algorithm.steps_before
+        done: Floats = np.cumsum(costs[::-1])[::-1] / costs.sum()  # of a visit's work, when layer l is ready
+        done = (before + done) / (before + 1) if before else done
         rules = config.participation, config.speed, self.algorithm
-        facts = sizes, self._work_fractions(), config.seed
-        return Planner(*rules, *facts, config.clock, config.doubling, config.staleness)
+        return Planner(*rules, sizes, done, config.seed, config.clock, config.doubling, config.staleness)
 
     @cached_property
     def warnings(self) -> dict[str, str]:
@@ -223,20 +231,6 @@ class Job:
             return self.planner.warnings  # no chances to arrive
         first = self.planner.plan(self.planner.attempt(0))
         return self.planner.warnings | self.config.weighting.warnings(first.arrival)
-
-    def _work_fractions(self) -> Floats:
-        """Return the fraction of a visit's work that is done when layer l is ready, float64 [L], 1 for l = 1."""
-        tensors = self.layers.tensors
-        given = self.config.speed.counts()
-        if isinstance(given, tuple):
-            if len(given) != len(tensors):
-                raise refusal("speed.costs", f"{len(tensors)} numbers, one for each layer of the model", list(given))
-            costs: Floats = np.array(given)
-        else:
-            costs = np.ones(len(tensors)) if given == "equal" else self.layers.numbers.astype(np.float64)
-        fractions: Floats = np.cumsum(costs[::-1])[::-1] / costs.sum()
-        before = self.algorithm.steps_before
-        return (before + fractions) / (before + 1) if before else fractions
 
     @cached_property
     def guard(self) -> RunGuard:
@@ -267,8 +261,7 @@ class Job:
     @cached_property
     def bundles(self) -> Bundles:
         """What computes this rank's visits."""
-        wanted = self.config.batch_clients == "auto" and self.planner.whole
-        apart = self.config.clock == "wall"
+        wanted, apart = self.config.batch_clients == "auto" and self.planner.whole, self.config.clock == "wall"
         of = kinds(self.algorithm, self.task)
         return Bundles(self.task, self.algorithm, of, wanted, apart, self.border.client, self.moves)
 
@@ -277,9 +270,8 @@ class Job:
         personal = {chunk.number: self.enter(chunk) for chunk in self.hosted(rank)}
         begun, stage = self.border.begun(self.algorithm.init_server(self.task), "init_server"), self.planner.first_stage
         shared, extras = self.task.start.given(begun), self.algorithm.init_extras(self.task) if rank == 0 else {}
-        return Progress(
-            0, shared, personal, stage=stage, extras=extras, flights=Flights.none(self.task.federation.clients)
-        )
+        flights = Flights.none(self.task.federation.clients)
+        return Progress(0, shared, personal, stage=stage, extras=extras, flights=flights)
 
     def hosted(self, rank: int) -> list[Chunk]:
         """Return the chunks that a rank hosts."""

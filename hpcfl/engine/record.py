@@ -167,24 +167,21 @@ class Record:
         own = self.gradients, self.signal, encode(reason), bool(self.broken or self.fruitless), len(self.rejected)
         table = np.zeros((len(PER_RANK) + len(own), transport.size))
         table[:, transport.rank] = self.visits, *timed, *self.wire, *own
-        table = transport.agree(table)
-        self.by_rank, (gradients, signal, reasons, broken, rejected) = np.split(table, [len(PER_RANK)])
+        self.by_rank, rest = np.split(transport.agree(table), [len(PER_RANK)])
+        gradients, signal, reasons, broken, rejected = rest
         self.gradients, self.signal = int(gradients.max()), float(signal.sum())
         if broken.any() and not (self.broken or self.fruitless):
             self.broken = "the server says so"
         if rejected.any():
-            self._share_rejections(transport, visits)
+            table = np.zeros((visits, 3))
+            for place, rejection in self.rejected.items():
+                table[place] = rejection.depth, rejection.group, rejection.reason
+            table = transport.agree(table)
+            places = np.flatnonzero(table[:, 2]).tolist()
+            self.rejected = {place: Rejection(*map(int, table[place])) for place in places}
         if self.norms.size:
             self.norms = transport.agree(self.norms)
         return reason or decode(reasons)
-
-    def _share_rejections(self, transport: Transport, visits: int) -> None:
-        table = np.zeros((visits, 3))
-        for place, rejection in self.rejected.items():
-            table[place] = rejection.depth, rejection.group, rejection.reason
-        table = transport.agree(table)
-        rejected = np.flatnonzero(table[:, 2]).tolist()
-        self.rejected = {place: Rejection(*map(int, table[place])) for place in rejected}
 
 
 def released(ranks: int) -> tuple[str, int, str]:
@@ -251,27 +248,23 @@ class Recorder:
 
     def plan_columns(self, plan: Plan) -> dict[str, Any]:
         """The columns that follow from the plan alone."""
-        steps = {}
+        row = self._arrival_columns(plan)
         if self.job.config.participation.by_steps:
             counted = np.zeros_like(plan.depth) if plan.steps is None else np.where(plan.counted, plan.steps, 0)
-            steps["steps"] = self._by_client(plan, counted, -1)
-        return (
-            steps
-            | self._arrival_columns(plan)
-            | {
-                "cohort": np.isin(np.arange(self.job.config.clients), plan.at_work),
-                "arrived": self._by_client(plan, np.isin(plan.cohort, plan.cohort[plan.counted]), 0),
-                "version": self._by_client(plan, plan.round if plan.arrivals is None else plan.arrivals.versions, -1),
-                "depth": self._by_client(plan, plan.depth, -1),
-                "blocks": self._by_client(plan, plan.layers + 1 - plan.depth, 0),
-                "visit_seconds": self._by_client(plan, plan.seconds, np.nan),
-                "void": not plan.counted.any(),
-                "repeats": plan.repeats,
-                "deadline": plan.closes_after,
-                "round_seconds": plan.duration,
-                "message_bytes": int(self._sent(plan, bytes=True).sum()),
-            }
-        )
+            row["steps"] = self._by_client(plan, counted, -1)
+        return row | {
+            "cohort": np.isin(np.arange(self.job.config.clients), plan.at_work),
+            "arrived": self._by_client(plan, np.isin(plan.cohort, plan.cohort[plan.counted]), 0),
+            "version": self._by_client(plan, plan.round if plan.arrivals is None else plan.arrivals.versions, -1),
+            "depth": self._by_client(plan, plan.depth, -1),
+            "blocks": self._by_client(plan, plan.layers + 1 - plan.depth, 0),
+            "visit_seconds": self._by_client(plan, plan.seconds, np.nan),
+            "void": not plan.counted.any(),
+            "repeats": plan.repeats,
+            "deadline": plan.closes_after,
+            "round_seconds": plan.duration,
+            "message_bytes": int(self._sent(plan, bytes=True).sum()),
+        }
 
     def _arrival_columns(self, plan: Plan) -> dict[str, Any]:
         """The columns of the visits of a round that arrivals end, in the order in which they came."""
@@ -289,12 +282,12 @@ class Recorder:
         }
         if plan.steps is not None:
             columns["steps"] = plan.steps
-        rest = (
-            0,
-            self.job.config.speed.rules(self.job.config.participation).slots(self.job.config.clients) - len(order),
-        )
+        config = self.job.config
+        rest = config.speed.rules(config.participation).slots(config.clients) - len(order)
         return {
-            f"arrival_{name}": np.pad(values[order], rest, constant_values=np.nan if name.endswith("seconds") else -1)
+            f"arrival_{name}": np.pad(
+                values[order], (0, rest), constant_values=np.nan if name.endswith("seconds") else -1
+            )
             for name, values in columns.items()
         }
 
@@ -303,8 +296,12 @@ class Recorder:
         oracle, invites = self.job.config.oracle, self.job.algorithm.invites
         if not oracle.record or oracle.phi is None:
             return {}
-        numbers, counted = self._numbers(plan, sums), int(plan.counted.sum())
-        gradients = record.gradients if counted else 0
+        layers, counted = self.job.layers, int(plan.counted.sum())
+        # numbers came of layers in which anything did, and of what goes beside them but the loss and masks
+        came = [any(sums.weight(name) for name in names) for names in layers.tensors]
+        blocks = [(name, block.numbers) for group in self.job.layout for name, block in group.items() if not block.mask]
+        beside = sum(size for name, size in blocks if name not in layers.of and name != "loss" and sums.weight(name))
+        numbers, gradients = int(np.dot(self._sent(plan), came)) + beside * counted, record.gradients if counted else 0
         continued = plan.round > 0 and not invites(plan.round) and not invites(plan.round - 1)
         spent = Spent(gradients, record.server_gradients, counted, numbers, self.job.task.parameter_count, continued)
         return {
@@ -315,17 +312,6 @@ class Recorder:
             "oracle": spent.complexity(oracle.phi),
             "running_time": spent.running_time(oracle.phi),
         }
-
-    def _numbers(self, plan: Plan, sums: Sums) -> int:
-        """Return how many numbers came: of layers in which anything did, and of what goes beside them.
-
-        Not of the loss, nor of masks.
-        """
-        layers = self.job.layers
-        came = [any(sums.weight(name) for name in names) for names in layers.tensors]
-        blocks = [(name, block.numbers) for group in self.job.layout for name, block in group.items() if not block.mask]
-        beside = sum(size for name, size in blocks if name not in layers.of and name != "loss" and sums.weight(name))
-        return int(np.dot(self._sent(plan), came)) + beside * int(plan.counted.sum())
 
     def _sent(self, plan: Plan, bytes: bool = False) -> Ints:
         """Return how many numbers, or bytes, of layers 1 … L counted, int64 [L]."""
@@ -347,14 +333,11 @@ class Recorder:
             text = f"the checkpoint after round {done} holds the client's personal state after round {round_}"
             self.segment.event(done - 1, "stale", client, text)
         if rounds:
-            print(f"hpcfl: checkpoint after round {done}: {_stale_line(rounds)}", file=sys.stderr, flush=True)
+            oldest, newest = min(rounds.values()), max(rounds.values())
+            late = f"no personal state in time from client{'s' * (len(rounds) > 1)} {listed(sorted(rounds))}"
+            of = f"round {oldest}" if oldest == newest else f"rounds {oldest} to {newest}"
+            print(f"hpcfl: checkpoint after round {done}: {late}; kept is that of {of}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         self.segment.close()
         self.reporter.close()
-
-
-def _stale_line(stale: Mapping[int, int]) -> str:
-    clients, oldest = sorted(stale), min(stale.values())
-    rounds = f"round {oldest}" if oldest == max(stale.values()) else f"rounds {oldest} to {max(stale.values())}"
-    return f"no personal state in time from client{'s' * (len(stale) > 1)} {listed(clients)}; kept is that of {rounds}"

@@ -54,7 +54,12 @@ class Simulated(Rounds):
         """Let the server take over, once; all ranks decide alike."""
         if self.alone or not self.job.algorithm.clients_done(now.round):
             return False
-        taken = self._taken(now)
+        taken: Personal = {chunk.number: {} for chunk in self.job.chunks}
+        if self.job.personal_bytes:
+            collected = self.transport.collect(self.job.chunks, now.personal, self.job.like)
+            for (clients, state), chunk in zip(collected, self.job.chunks):
+                like = self.job.like(int(clients[0]))
+                taken[chunk.number] = {name: torch.from_numpy(state[name]).to(like[name], copy=True) for name in state}
         self.released = not self.serves
         if self.released:
             now.shared, now.personal, self.mine = {}, {}, []
@@ -64,17 +69,6 @@ class Simulated(Rounds):
         self.alone, self.transport = True, Alone(self.transport.size)
         now.personal, self.mine = taken, self.job.chunks
         return False
-
-    def _taken(self, now: Progress) -> Personal:
-        """Return all chunks' personal state at the server, none elsewhere."""
-        if not self.job.personal_bytes:
-            return {chunk.number: {} for chunk in self.job.chunks}
-        taken = {}
-        collected = self.transport.collect(self.job.chunks, now.personal, self.job.like)
-        for (clients, state), chunk in zip(collected, self.job.chunks):
-            like = self.job.like(int(clients[0]))
-            taken[chunk.number] = {name: torch.from_numpy(state[name]).to(like[name], copy=True) for name in state}
-        return taken
 
     def exchange(self, now: Progress, record: Record) -> tuple[Plan, ExactSums]:
         """Carry out the next round: who counts, and how far, was decided before."""
@@ -212,11 +206,10 @@ def visit(
             for name, value in after.items():
                 rows = np.flatnonzero(job.layers.of_state(name) >= depth[start:end])
                 to = on_device(torch.from_numpy(places[rows]), device)
-                every = len(rows) == len(places)
                 new = value[start:end]
-                now.personal[part.chunk.number][name][to] = (
-                    new if every else new[on_device(torch.from_numpy(rows), device)]
-                )
+                if len(rows) < len(places):
+                    new = new[on_device(torch.from_numpy(rows), device)]
+                now.personal[part.chunk.number][name][to] = new
             start = end
         record.rejected |= rejected
         if record.limits is not None:

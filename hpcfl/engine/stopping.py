@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -123,16 +124,10 @@ class Stop:
             return f"signal {_signal}"
         now = time.monotonic()
         if self.serves and not self.reason and now >= self.due:
-            self.reason, self.due = _read(self.path), now + LOOK_SECONDS
+            with suppress(FileNotFoundError):  # a file made by hand may be empty
+                self.reason = " ".join(self.path.read_text(encoding="utf-8", errors="replace").split()) or ASKED
+            self.due = now + LOOK_SECONDS
         return self.reason
-
-
-def _read(path: Path) -> str:
-    """Return the reason that a stop file gives, "" where there is no file; one made by hand may be empty."""
-    try:
-        return " ".join(path.read_text(encoding="utf-8", errors="replace").split()) or ASKED
-    except FileNotFoundError:
-        return ""
 
 
 def encode(reason: str) -> int:
@@ -155,12 +150,11 @@ def request(folder: Path, reason: str = ASKED) -> None:
     """Ask the run in `folder` to stop, from any process; UsageError if the folder cannot be written."""
     from hpcfl.store.atomic import write_text
 
-    text = reason + "\n"
     try:
         try:
-            write_text(folder / FILE, text)
+            write_text(folder / FILE, reason + "\n")
         except FileNotFoundError:  # a run that just begins clears temporary files away
-            write_text(folder / FILE, text)
+            write_text(folder / FILE, reason + "\n")
     except OSError as error:
         raise UsageError(f"'{folder}' cannot be asked to stop: {FILE} cannot be written: {error.strerror}") from None
 

@@ -15,6 +15,7 @@ from hpcfl.algorithms import ServerState
 from hpcfl.base.blame import blaming, place_of
 from hpcfl.base.errors import RunError, in_place, listed
 from hpcfl.base.lazy import torch
+from hpcfl.config import Config
 from hpcfl.data import Federation
 from hpcfl.engine.border import differing, kind, like, samples_of
 from hpcfl.engine.job import Job, Progress
@@ -68,8 +69,8 @@ def tried(job: Job, now: Progress, data_dir: Path | None) -> None:
         if own.keys() - {"algorithm.name"}:
             with blaming(first, ("model.name", "task.loss", "data.name")):
                 _try_batch(task, visits, own, _within(job))
-        if "data.name" in own and _bytes(task.federation) <= SMALL:
-            _try_data(task.federation, config.federation(data_dir), client, own["data.name"])
+        if "data.name" in own:
+            _try_data(config, data_dir, task.federation, client, own["data.name"])
         if "algorithm.name" in own and job.algorithm.invites(0):
             with blaming(first, ("algorithm.name",)):
                 _try_method(replace(job, task=task), now, visits)
@@ -120,20 +121,16 @@ def _try_batch(task: Task, visits: Visits, own: Mapping[str, str], within: float
         )
 
 
-def _bytes(federation: Federation) -> int:
-    """Return about how many bytes all samples have."""
-    counts = federation.train_sizes + federation.test_sizes
-    return sum(4 * int(count) * prod(shape) for count, shape in zip(counts, federation.shapes))
-
-
-def _try_data(one: Federation, other: Federation, client: int, name: str) -> None:
-    """Compare data with those that were made once more."""
+def _try_data(config: Config, data_dir: Path | None, one: Federation, client: int, name: str) -> None:
+    """Compare data with those that are made once more, unless they are large."""
+    counts = one.train_sizes + one.test_sizes
+    if sum(4 * int(count) * prod(shape) for count, shape in zip(counts, one.shapes)) > SMALL:
+        return
+    other = config.federation(data_dir).client(client)
     for part, values in vars(one.client(client)).items():
-        if not np.array_equal(values, getattr(other.client(client), part), equal_nan=values.dtype.kind == "f"):
-            line = (
-                f"{part} of client {client} are others when they are made again: random numbers come from hpcfl.keyed"
-            )
-            raise RunError(f"data.name = '{name}': {line}{place_of(name)}")
+        if not np.array_equal(values, getattr(other, part), equal_nan=values.dtype.kind == "f"):
+            line = f"{part} of client {client} are others when they are made again"
+            raise RunError(f"data.name = '{name}': {line}: random numbers come from hpcfl.keyed{place_of(name)}")
 
 
 def _try_method(job: Job, now: Progress, visits: Visits) -> None:

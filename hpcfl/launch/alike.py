@@ -39,23 +39,20 @@ def build() -> dict[str, str]:
     Of the package every module counts; of numpy and torch the file that says which build it is, since reading all of
     them takes longer than many a run. Nothing is imported.
     """
-    known = {name: f"{_version(name)} ({_digest(name)[:DIGITS]})" for name in OURS}
-    return {"Python": platform.python_version(), **known, "host": socket.gethostname()}
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "without a version"
-
-
-def _digest(name: str) -> str:
-    if name == "hpcfl":
-        return package_digest()
-    spec = PathFinder.find_spec(name)
-    file = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
-    return sha256(file.read_bytes()).hexdigest() if file and file.is_file() else "unknown"
+    known = {"Python": platform.python_version()}
+    for name in OURS:
+        try:
+            number = version(name)
+        except PackageNotFoundError:
+            number = "without a version"
+        if name == "hpcfl":
+            digest = package_digest()
+        else:
+            spec = PathFinder.find_spec(name)
+            file = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
+            digest = sha256(file.read_bytes()).hexdigest() if file and file.is_file() else "unknown"
+        known[name] = f"{number} ({digest[:DIGITS]})"
+    return known | {"host": socket.gethostname()}
 
 
 @cache

@@ -168,7 +168,8 @@ def run(
 def _left_as_it_was() -> Iterator[None]:
     """Note signals within the block; undo afterwards what runs set for the whole process."""
     environ = {name: os.environ.get(name) for name in (THREADS, LARGE_PAGES, VISIBLE)}
-    threads, frozen = _torch_threads(), gc.get_freeze_count()
+    threads = sys.modules["torch"].get_num_threads() if "torch" in sys.modules else 0
+    frozen = gc.get_freeze_count()
     stopping.install()
     try:
         yield
@@ -182,8 +183,3 @@ def _left_as_it_was() -> Iterator[None]:
                 os.environ[name] = value
         if "torch" in sys.modules:
             torch.set_num_threads(threads or int(environ[THREADS] or len(cores())))
-
-
-def _torch_threads() -> int:
-    """Return how many threads an operation has; 0 where torch is not loaded yet."""
-    return sys.modules["torch"].get_num_threads() if "torch" in sys.modules else 0

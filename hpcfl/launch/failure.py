@@ -77,7 +77,16 @@ def fail(comm: Any, folder: Path | None, error: BaseException) -> None:
         late.start()
     keep_open(error)
     try:
-        _tell(comm, folder, _explained(comm, folder, error))
+        error = _explained(comm, folder, error)
+        line = f"{'' if comm is None else f'rank {comm.Get_rank()} of {comm.Get_size()}: '}{_line(error)}"
+        bare = isinstance(error, UserError) and "--debug" not in sys.argv
+        text = "" if bare else "".join(traceback.format_exception(error))
+        if not _claimed(folder, f"{line}\n{_trace(error)}"):
+            time.sleep(GIVE_UP_SECONDS)  # another rank speaks and is about to end the job
+        else:
+            print(f"hpcfl: {line}\n{text}", end="", file=sys.stderr, flush=True)
+            if folder is not None and _is_there(folder / "run.h5"):
+                note(folder, line)
     finally:
         if comm is not None:
             end_job(comm, 1)
@@ -102,19 +111,6 @@ def _trace(error: BaseException) -> str:
     """What is written down of where an error came from: nothing of one that was foreseen."""
     foreseen = isinstance(error, UserError) and error.__cause__ is None
     return "" if foreseen else "".join(traceback.format_exception(error))
-
-
-def _tell(comm: Any, folder: Path | None, error: BaseException) -> None:
-    who = "" if comm is None else f"rank {comm.Get_rank()} of {comm.Get_size()}: "
-    line = f"{who}{_line(error)}"
-    bare = isinstance(error, UserError) and "--debug" not in sys.argv
-    text = "" if bare else "".join(traceback.format_exception(error))
-    if not _claimed(folder, f"{line}\n{_trace(error)}"):
-        time.sleep(GIVE_UP_SECONDS)  # another rank speaks and is about to end the job
-        return
-    print(f"hpcfl: {line}\n{text}", end="", file=sys.stderr, flush=True)
-    if folder is not None and _is_there(folder / "run.h5"):
-        note(folder, line)
 
 
 def note(folder: Path, reason: str) -> None:

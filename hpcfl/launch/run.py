@@ -74,6 +74,10 @@ if TYPE_CHECKING:
     from hpcfl.mpi.transport import Transport
 
 
+Processes = list[tuple[str, str]]
+"""Host and process id of each rank."""
+
+
 def launch(
     decide: Callable[[], RunRequest | None], comm: Any, from_python: bool = False, allow_mixed: bool = False
 ) -> None:
@@ -131,11 +135,12 @@ def carry_out(request: RunRequest, comm: Any) -> None:
     serves = rank == 0
     if serves:
         (request.folder / ERROR_FILE).unlink(missing_ok=True)
-    processes = _processes(comm)
+    told = _told(comm, f"{os.getpid()} {socket.gethostname()}")
+    processes = [(host, number) for number, _, host in (text.partition(" ") for text in told)]
     hosts = [host for host, _ in processes]
     share = _share(comm, hosts)
     count = _set_threads(config, share)
-    counts = _told(comm, str(count))
+    counts = [int(each) for each in _told(comm, str(count))]
     ranks = _roll(config, comm, hosts)
     with _without_absent(request, ranks):
         board = _board(ranks, hosts) if config.clock == "wall" else None
@@ -144,7 +149,7 @@ def carry_out(request: RunRequest, comm: Any) -> None:
         with _without_absent(request, ranks), watched(Moves(), config.patience, rank, len(hosts)):
             job, now = _prepared(config, request, ranks, hosts, device, count, share)
             check_code(config, ranks)
-            opened = partial(_opened, request, processes, devices, counts, job, now, ranks)
+            opened = partial(_open, request, processes, devices, counts, job, now, ranks)
             raise_together(ranks, opened if serves else lambda: None)
         run = _in_step if board is None else partial(_in_real_time, board=board)
         phases = Profile() if request.profile else Phases()
@@ -266,10 +271,12 @@ def _check_mpi(config: Config, comm: Any, hosts: list[str]) -> None:
 
 
 def _in_step(
-    job: Job, request: RunRequest, now: Progress, comm: Any, processes: list[tuple[str, str]], phases: Phases
+    job: Job, request: RunRequest, now: Progress, comm: Any, processes: Processes, phases: Phases
 ) -> Stopped | None:
     """Run in simulated time: all ranks in step, until those of the clients are released."""
-    transport = _transport(comm, phases)
+    transport: Transport = Alone()
+    if comm is not None:
+        transport = Profiled(comm, phases.phase) if request.profile else Collective(comm)
     stop = stopping.Stop(request.folder, transport.serves)
     rounds = Simulated(job, transport, now.round, _see_one_folder(request.folder, comm, processes))
     rounds.phases = phases
@@ -285,7 +292,7 @@ def _in_step(
     return stopped
 
 
-def _see_one_folder(folder: Path, comm: Any, processes: list[tuple[str, str]]) -> bool:
+def _see_one_folder(folder: Path, comm: Any, processes: Processes) -> bool:
     """Whether all ranks see the run folder that rank 0 has opened; where one does not, that is said once."""
     if comm is None:
         return True
@@ -297,25 +304,13 @@ def _see_one_folder(folder: Path, comm: Any, processes: list[tuple[str, str]]) -
     return not blind
 
 
-def _mark(folder: Path, processes: list[tuple[str, str]]) -> Path:
+def _mark(folder: Path, processes: Processes) -> Path:
     """A file that rank 0 makes for the others to see; the first segment sweeps it away."""
     return folder / "checkpoints" / f"{PREFIX}{processes[0][1]}-seen"
 
 
-def _transport(comm: Any, phases: Phases) -> Transport:
-    if comm is None:
-        return Alone()
-    return Profiled(comm, phases.phase) if isinstance(phases, Profile) else Collective(comm)
-
-
 def _in_real_time(
-    job: Job,
-    request: RunRequest,
-    now: Progress,
-    comm: Any,
-    processes: list[tuple[str, str]],
-    phases: Phases,
-    board: Noticeboard,
+    job: Job, request: RunRequest, now: Progress, comm: Any, processes: Processes, phases: Phases, board: Noticeboard
 ) -> Stopped | None:
     """Run in real time: the server leads, the client ranks do what they are asked."""
     apart = _see_one_folder(request.folder, comm, processes)
@@ -356,13 +351,7 @@ def _look_for_server(watch: Watchdog, stop: stopping.Stop, comm: Any) -> None:
 
 
 def _run_rounds(
-    job: Job,
-    request: RunRequest,
-    rounds: Rounds,
-    now: Progress,
-    processes: list[tuple[str, str]],
-    rank: int,
-    stop: stopping.Stop,
+    job: Job, request: RunRequest, rounds: Rounds, now: Progress, processes: Processes, rank: int, stop: stopping.Stop
 ) -> Stopped | None:
     """Run the rounds that are left, recorded by the server; return why not all of them, if so."""
     recorder = stopped = None
@@ -443,11 +432,11 @@ def _saved(job: Job, path: Path) -> Iterator[tuple[int, State]]:
             yield client, restored(job.like(client), held)
 
 
-def _opened(
+def _open(
     request: RunRequest,
-    processes: list[tuple[str, str]],
+    processes: Processes,
     devices: list[str],
-    counts: list[str],
+    counts: list[int],
     job: Job,
     now: Progress,
     ranks: Any,
@@ -457,29 +446,9 @@ def _opened(
         tried(job, now, request.data_dir)
     if absent := getattr(ranks, "absent", None):
         check_there(job.config.min_ranks, len(processes), absent, ranks.seconds)
-    _open(request, processes, devices, counts, job)
-
-
-def _open(
-    request: RunRequest, processes: list[tuple[str, str]], devices: list[str], counts: list[str], job: Job
-) -> None:
-    """Make the run folder, or take it up again."""
-    folder, hosts = request.folder, [host for host, _ in processes]
+    folder = request.folder
     if request.new:
-        attributes = {"config": request.config, "data_dir": str(request.data_dir or ""), "hosts": json.dumps(hosts)}
-        attributes |= {"devices": json.dumps(devices), "chunk": str(job.chunk)}
-        attributes["threads"] = json.dumps([int(count) for count in counts])
-        if code := job.config.code:
-            attributes["code"] = json.dumps(code)
-        attributes["computing"] = json.dumps({"how": job.task.computing, "why": job.task.why})
-        attributes["samples"] = json.dumps(about_samples(job.task.federation))
-        attributes["tensors"] = json.dumps(about_model(job.task))
-        if files := job.config.files:
-            attributes["files"] = json.dumps(files)
-        attributes |= {"versions": json.dumps(versions()), "git_commit": git_commit()}
-        attributes["package_sha256"] = package_digest()
-        if request.mixed:
-            attributes["mixed"] = request.mixed
+        attributes = _attributes(request, [host for host, _ in processes], devices, counts, job)
         with _writable(folder):
             folder.mkdir(parents=True, exist_ok=True)
             store.take(folder, request.force)
@@ -499,6 +468,27 @@ def _open(
         mark.touch()
         stopping.withdraw(folder)  # before the status: from then on requests are for this start
         store.write_status(folder, "running", ranks=[f"process {number} on {host}" for host, number in processes])
+
+
+def _attributes(
+    request: RunRequest, hosts: list[str], devices: list[str], counts: list[int], job: Job
+) -> dict[str, str]:
+    """What a new run records of itself, beside what it knows of its clients."""
+    facts = {
+        "hosts": hosts,
+        "devices": devices,
+        "threads": counts,
+        "code": job.config.code or None,
+        "computing": {"how": job.task.computing, "why": job.task.why},
+        "samples": about_samples(job.task.federation),
+        "tensors": about_model(job.task),
+        "files": job.config.files or None,
+        "versions": versions(),
+    }
+    attributes = {name: json.dumps(value) for name, value in facts.items() if value is not None}
+    attributes |= {"config": request.config, "data_dir": str(request.data_dir or ""), "chunk": str(job.chunk)}
+    attributes |= {"git_commit": git_commit(), "package_sha256": package_digest()}
+    return attributes | ({"mixed": request.mixed} if request.mixed else {})
 
 
 @contextmanager
@@ -533,17 +523,9 @@ def _changed(held: dict[str, Any], request: RunRequest, code: dict[str, dict[str
     return attributes
 
 
-def _processes(comm: Any) -> list[tuple[str, str]]:
-    """Host and process id of each rank."""
-    processes = _told(comm, f"{os.getpid()} {socket.gethostname()}")
-    return [(host, number) for number, _, host in (text.partition(" ") for text in processes)]
-
-
 def _told(comm: Any, text: str) -> list[str]:
     """Every rank's text, whole, in the order of the ranks."""
-    if comm is None:
-        return [text]
-    return texts(comm, text)
+    return [text] if comm is None else texts(comm, text)
 
 
 def versions() -> dict[str, str]:

@@ -42,22 +42,17 @@ def read_once(
             first()
             if len(here) == 1 or rank != here[0]:
                 return ""
-            federation = config.federation(data_dir)
-            return stack.enter_context(shared(federation, config.data))
+            return stack.enter_context(shared(config.federation(data_dir), config.data))
 
         own = raise_together(comm, offered)
         if len({*hosts}) == len(hosts):
             yield None
             return
         text = names(comm, own)[here[0]]
-        yield _mapped(config, text, rank == here[min(1, len(here) - 1)]) if text else None
-
-
-def _mapped(config: Config, text: str, speaks: bool) -> Federation | None:
-    """The federation that lies where a text says; where it cannot be reached, one rank of the host says so."""
-    try:
-        return attach(text, config.data)
-    except RunError as error:
-        if speaks:
-            print(f"hpcfl: each rank of this host reads the data by itself: {error}", file=sys.stderr, flush=True)
-        return None
+        federation = None
+        try:
+            federation = attach(text, config.data) if text else None
+        except RunError as error:
+            if rank == here[min(1, len(here) - 1)]:  # one of those that map
+                print(f"hpcfl: each rank of this host reads the data by itself: {error}", file=sys.stderr, flush=True)
+        yield federation

@@ -56,9 +56,9 @@ def scores(
     named = metric.replace("_", " ").removeprefix("test ")
     if clients:
         chosen = {name: _of_clients(clients, name, data, metric) for name, data in runs.items()}
-        return f"{named} {CLIENTS[clients]}", {name: _evaluated(score) for name, score in chosen.items()}
-    shared = {name: _evaluated(data[metric]) for name, data in runs.items()}
-    own = {name: _evaluated(data[f"client_{metric}"].mean("client")) for name, data in runs.items()}
+        return f"{named} {CLIENTS[clients]}", {name: score.dropna("round") for name, score in chosen.items()}
+    shared = {name: data[metric].dropna("round") for name, data in runs.items()}
+    own = {name: data[f"client_{metric}"].mean("client").dropna("round") for name, data in runs.items()}
     whole = f"test {named}"
     for what, each in ((whole, shared), (f"mean {whole} over the clients", own)):
         if all(score.size for score in each.values()):
@@ -70,10 +70,6 @@ def scores(
         f"the runs recorded no {metric} in common: {bare} none on the global test set, {lonely} none of clients; "
         "expected one that all have, or --any-data"
     )
-
-
-def _evaluated(scores: DataArray) -> DataArray:
-    return scores.dropna("round")
 
 
 def has_any(data: Dataset, metric: str = ACCURACY) -> bool:

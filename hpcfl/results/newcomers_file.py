@@ -59,7 +59,8 @@ class NewcomersFile:
         run's own come from such a file too.
         """
         contents = hdf5_file.survey(path)
-        file = cls(path, [part.group.split("/")[1] for part in contents.train], _scale(config))
+        scale = config.data.scale if isinstance(config.data, Hdf5) else None
+        file = cls(path, [part.group.split("/")[1] for part in contents.train], scale)
         file.source.check(len(file.ids), None)
         file._check_labels(contents, header)
         for name, part in zip(file.ids, contents.train):
@@ -106,7 +107,8 @@ class NewcomersFile:
     def _check_shape(self, name: str, part: Part, config: Config, header: Header) -> None:
         where = f"{self.path}: client '{name}' has {part.features}"
         if part.shape != header.shapes[0] and not config.algorithm.any_shape:
-            able = [other for other in algorithms() if _takes_any_shape(other)]
+            classes = [(other, algorithm_class(other)) for other in algorithms()]
+            able = [name for name, cls in classes if cls.any_shape and cls.model_construct(name=name).adapt_epochs > 0]
             raise UsageError(
                 f"{where}, the run's have the shape {header.shapes[0]}: algorithm '{config.algorithm.name}' shares one "
                 f"model; expected the same, or a run of {', '.join(able)}"
@@ -115,13 +117,3 @@ class NewcomersFile:
             config.model.check(part.shape, header.classes)
         except UsageError as error:
             raise UsageError(f"{where}: {error}") from None
-
-
-def _takes_any_shape(name: str) -> bool:
-    cls = algorithm_class(name)
-    return cls.any_shape and cls.model_construct(name=name).adapt_epochs > 0
-
-
-def _scale(config: Config) -> Scale | None:
-    """How the run's model sees features that are read from such a file."""
-    return config.data.scale if isinstance(config.data, Hdf5) else None

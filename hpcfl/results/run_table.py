@@ -56,7 +56,8 @@ class Recorded:
         except UsageError as error:
             tell(f"'{folder}': {error}; it is shown without keys")
             table = {}
-        keys = {key: _text(value) for key, value in flat({**table, "code": code})}
+        values = flat({**table, "code": code})
+        keys = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values}
         return cls(folder, keys, keys.pop("seed", ""))
 
     @property
@@ -69,10 +70,6 @@ def _digest(modules: Mapping[str, str]) -> str:
     if len(modules) == 1:
         return next(iter(modules.values()))[:12]
     return sha256(json.dumps(modules, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 @dataclass(frozen=True)
@@ -104,11 +101,8 @@ def runs_within(folder: Path) -> list[Path]:
     """Return the runs in a folder that is none itself, by name, also those that have lost some of their files."""
     if (folder / "run.h5").is_file() or not folder.is_dir():
         return []
-    return sorted(filter(_is_run, folder.iterdir()), key=_by_name)
-
-
-def _is_run(folder: Path) -> bool:
-    return any(any(folder.glob(mark)) for mark in MARKS)
+    runs = (each for each in folder.iterdir() if any(any(each.glob(mark)) for mark in MARKS))
+    return sorted(runs, key=_by_name)
 
 
 def _by_name(folder: Path) -> list[str | float]:
@@ -142,9 +136,14 @@ def groups(runs: Sequence[Recorded]) -> list[Group]:
     Where two runs have the config and the seed in common they are no sample of seeds: each run of that config is then
     a group of its own, labelled with its folder's name as well. A run from which none differs has that alone.
     """
-    found = [
-        group for alike, keys in _told_apart(runs, list(differing(runs))) for group in _of_seeds(alike, keys, runs)
-    ]
+    found = []
+    for alike, keys in _told_apart(runs, list(differing(runs))):
+        label = ", ".join(f"{_short(key, runs)}={alike[0].keys[key]}" for key in keys)
+        if len({run.seed for run in alike}) < len(alike):
+            found += [Group(f"{label} {run.name}".lstrip(), keys, (run,)) for run in alike]
+            continue
+        name = alike[0].name if len(alike) == 1 else f"algorithm.name={alike[0].keys.get('algorithm.name', '?')}"
+        found.append(Group(label or name, keys, tuple(alike)))
     return sorted(found, key=lambda group: runs.index(group.runs[0]))
 
 
@@ -161,14 +160,6 @@ def _told_apart(
             return
     if runs:
         yield runs, used
-
-
-def _of_seeds(alike: Sequence[Recorded], keys: tuple[str, ...], runs: Sequence[Recorded]) -> list[Group]:
-    label = ", ".join(f"{_short(key, runs)}={alike[0].keys[key]}" for key in keys)
-    if len({run.seed for run in alike}) < len(alike):
-        return [Group(f"{label} {run.name}".lstrip(), keys, (run,)) for run in alike]
-    name = alike[0].name if len(alike) == 1 else f"algorithm.name={alike[0].keys.get('algorithm.name', '?')}"
-    return [Group(label or name, keys, tuple(alike))]
 
 
 def _short(key: str, runs: Sequence[Recorded]) -> str:
@@ -258,14 +249,9 @@ def last_figures(run: Path) -> dict[str, dict[str, float | None]]:
         return {}
     return {
         str(name): {"clients": int(found["member"].sel(group=name).sum())}
-        | {figure: _last(found[figure].sel(group=name)) for figure in FIGURES}
+        | {figure: (found[figure].sel(group=name).dropna("round").values.tolist() or [None])[-1] for figure in FIGURES}
         for name in found.group.values
     }
-
-
-def _last(values: DataArray) -> float | None:
-    known = values.dropna("round").values
-    return float(known[-1]) if len(known) else None
 
 
 def table(folders: Sequence[Path], figures: Sequence[Figures]) -> Any:

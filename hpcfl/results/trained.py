@@ -276,11 +276,15 @@ class Models:
         with _threads(threads(self.config)):
             visits = Visits.for_test(self.round, chunk.clients)
             model = partial(self.algorithm.model, self.task, self.state)
-            params = evenly(model, self.task, self._personal(chunk.clients.tolist()), visits)
+            held = store.load_personal(self.path, chunk.clients.tolist())
+            own = [as_tensors(held.get(client, {}), self.task.device) for client in chunk.clients.tolist()]
+            params = evenly(model, self.task, stacked(own), visits)
+        latent = self.task.latent if self.config.model.name == "latent" or self.task.whole is not None else None
+        embedding = None if latent is None else latent[0]
         for row, client in enumerate(chunk.clients.tolist()):
             names = [*self.task.initial(), *(name for name in self.task.buffer_names if name in params)]
             state = {name: params[name][row].detach().clone() for name in names}
-            yield ClientModel(client, state, self.task, self.federation, self._embedding)
+            yield ClientModel(client, state, self.task, self.federation, embedding)
 
     def module(self, client: int | None = None) -> nn.Module:
         """Return a client's model as a plain module; None: that which all share.
@@ -305,11 +309,6 @@ class Models:
             params = next(model.params for model in self._of(self._chunk(client)) if model.client == client)
         return self.task.module(params)
 
-    @property
-    def _embedding(self) -> int | None:
-        named = self.config.model.name == "latent" or self.task.whole is not None
-        return self.task.latent[0] if named and self.task.latent is not None else None
-
     def _chunks(self) -> list[Chunk]:
         """Return the clients as the run computes them together: that decides about the last bits.
 
@@ -320,12 +319,6 @@ class Models:
         size = self.chunk or chunk_size(config.batch_clients, config.clients, *kind)
         paces = np.zeros(config.clients) if size == 1 else self.task.paces
         return cut(size, paces, 1, kinds(self.algorithm, self.task))
-
-    def _personal(self, clients: Iterable[int]) -> State:
-        """Return some clients' personal state, ``{name: [c, …]}``."""
-        clients = [*clients]
-        held = store.load_personal(self.path, clients)
-        return stacked([as_tensors(held.get(client, {}), self.task.device) for client in clients])
 
 
 @dataclass(frozen=True, eq=False)

@@ -228,14 +228,8 @@ class _Server:
         for name, ranks in places.items():
             parts |= self._link(name, ranks)
         parts |= {f"lane {number}": self._tree(number) for number in range(len(self.lanes))}
-        parts |= {
-            "sent": self._sent,
-            "received": self._received,
-            "look": self._look,
-            "sums": self._sums,
-            "lane": self._lane,
-            "wake": self._wake,
-        }
+        parts |= {"sent": self._sent, "received": self._received, "look": self._look}
+        parts |= {"sums": self._sums, "lane": self._lane, "wake": self._wake}
         found = {}
         for left, (name, part) in zip(range(len(parts), 0, -1), parts.items()):
             now = time.monotonic()
@@ -331,7 +325,7 @@ class _Server:
             requests = [self.comm.Isend(message, rank, LATER) for _ in range(count) for rank in ranks]
             self._all(requests)
             used = time.thread_time() - start
-            self._wait(acks)
+            wait(acks)
             return used / (count * len(ranks))
 
         return self._best(once, REPEATS)
@@ -342,7 +336,7 @@ class _Server:
         messages = np.zeros((count * len(ranks), 8), dtype=np.uint8)
 
         def once() -> float:
-            self._wait(self._begin(Op.BURST, ranks, count, tag=LATER))  # acknowledged: so they have come before
+            wait(self._begin(Op.BURST, ranks, count, tag=LATER))  # acknowledged: so they have come before
             start = time.thread_time()
             senders = [rank for _ in range(count) for rank in ranks]
             self._all([self.comm.Irecv(row, rank, LATER) for row, rank in zip(messages, senders)])
@@ -364,7 +358,7 @@ class _Server:
 
         one = self._best(lambda: once(1), PINGS, 2)
         many = self._best(lambda: once(len(requests)), PINGS)
-        self._wait(self._begin(Op.BURST, self.clients, count, tag=LATER) + requests)
+        wait(self._begin(Op.BURST, self.clients, count, tag=LATER) + requests)
         request = max(0.0, many - one) / (len(requests) - 1)
         return max(0.0, one - request), request
 
@@ -412,7 +406,7 @@ class _Server:
             while lanes.those("active"):
                 lanes.poll()
             used += time.thread_time() - start
-            self._wait(requests)
+            wait(requests)
             return used / LANES
 
         return self._best(once, REPEATS)
@@ -489,7 +483,7 @@ class _Server:
             requests.append(self.made[lane].Ibcast(whole, 0))
         elif op is Op.SUM:
             requests.append(self.made[lane].Ireduce(MPI.IN_PLACE, whole.view(np.float32), MPI.SUM, 0))
-        self._wait(requests)
+        wait(requests)
         return time.perf_counter() - start
 
     def _begin(self, op: Op, ranks: Sequence[int], size: int = 0, lane: int = 0, tag: int = 0) -> list[Any]:
@@ -498,9 +492,6 @@ class _Server:
         self._kept = order, acks
         coming = [self.comm.Irecv(ack, rank, ACK) for ack, rank in zip(acks, ranks)]
         return coming + [self.comm.Isend(order, rank, ORDER) for rank in ranks]
-
-    def _wait(self, requests: list[Any]) -> None:
-        wait(requests)
 
     def _all(self, requests: list[Any]) -> None:
         """Complete requests that only this thread is waited for: without naps."""
@@ -596,14 +587,9 @@ def read(file: Path) -> Network:
     try:
         hosts = {str(host): _whole(count) for host, count in found["hosts"].items()}
         trees = {str(name): _rates(each) for name, each in found["trees"].items()}
-        told = (
-            str(found["mpi"]),
-            str(found["launcher"]),
-            str(found["date"]),
-            _number(found["seconds"]),
-            _number(found["load"]),
-        )
-        network = Network(*told, hosts, _costs(found["costs"]), trees)
+        told = str(found["mpi"]), str(found["launcher"]), str(found["date"])
+        figures = _number(found["seconds"]), _number(found["load"])
+        network = Network(*told, *figures, hosts, _costs(found["costs"]), trees)
         if network.ranks < 2 or (network.costs.within, network.costs.between) == (None, None):
             raise ValueError
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):

@@ -90,7 +90,15 @@ class PooledObjective:
             got = task.parameter_count
             raise UsageError(f"model: expected at most {MOST} parameters for a minimum to be found, got {got}")
         self.task, self.like = task, task.initial()
-        self.x, self.y = _samples(task, clients, server)
+        federation = task.federation
+        if len(set(federation.shapes)) > 1:
+            raise UsageError("data: clients have features of different shapes: expected one model for all of them")
+        held = [federation.client(i) for i in (range(federation.clients) if clients is None else clients)]
+        pairs = [(each.train_features, each.train_labels) for each in held]
+        if server and (own := federation.server_train()):
+            pairs.append(own)
+        x, y = (torch.from_numpy(np.concatenate(each)) for each in zip(*pairs))
+        self.x, self.y = (part.double() if part.is_floating_point() else part for part in (x, y))
 
     def flat(self, parameters: State) -> Floats:
         vector: Floats = flat({name: parameters[name] for name in self.like}).double().cpu().numpy()
@@ -171,16 +179,3 @@ class PooledObjective:
                 f"there is no minimum: the gradient's norm is {norm:.3g}, but the next step would still be of length "
                 f"{length:.3g}, as on separable data without a penalty; did you mean model.ridge = 1e-6?"
             )
-
-
-def _samples(task: Task, clients: Sequence[int] | None, with_server: bool) -> tuple[Tensor, Tensor]:
-    """Training samples ``[n, …]`` and labels ``[n]``, real numbers as float64."""
-    federation = task.federation
-    if len(set(federation.shapes)) > 1:
-        raise UsageError("data: clients have features of different shapes: expected one model for all of them")
-    held = [federation.client(i) for i in (range(federation.clients) if clients is None else clients)]
-    server = federation.server_train() if with_server else None
-    features = [each.train_features for each in held] + ([server[0]] if server else [])
-    labels = [each.train_labels for each in held] + ([server[1]] if server else [])
-    x, y = torch.from_numpy(np.concatenate(features)), torch.from_numpy(np.concatenate(labels))
-    return tuple(part.double() if part.is_floating_point() else part for part in (x, y))  # type: ignore[return-value]
