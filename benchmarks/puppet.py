@@ -102,7 +102,8 @@ class Puppet:
         self.state = [np.zeros(nbytes, dtype=np.uint8) for nbytes in self.facts.state]
         self._posted = 0
         self._sends: list[tuple[list[Any], Frame]] = []
-        self._heard = self.control.meet()
+        self._arrival = np.zeros((2, 1), dtype=np.int64)
+        self._heard = self.control.agree(*self._arrival)
 
     def serve(self) -> None:
         """Do what the server asks until it says that the run is over."""

@@ -74,7 +74,7 @@ class ClientRank:
         if worker is None:
             self.worker.start(lambda put: executor.warm())
         self._room()
-        self._posted = self._total = 0
+        self._posted = self._total = self._commands = 0
         self._last = 0.0  # when it has posted its last frame
         self.released = False
         self._over = threading.Event()
@@ -109,9 +109,12 @@ class ClientRank:
         self._command = Command.empty(len(topology.clients), self.job.config.clients)
 
     def _arrive(self) -> None:
-        """Tell the server that this rank is here and free."""
+        """Tell the server that this rank is here and free, and how many commands it has heard on the lane before."""
         self._rested()
-        self._sends.append((self.control.meet(), None))
+        heard = np.array([self._commands]), np.zeros(1, dtype=np.int64)
+        self._left.append(heard)
+        self._sends.append((self.control.agree(*heard), None))
+        self._commands = 0
 
     def serve(self) -> Command:
         """Do what the server asks; return its last word, which is that the run is over."""
@@ -142,6 +145,7 @@ class ClientRank:
                 doze(self._heard, self._progress) if self.released else self._wait(self._heard)
             command = Command.unpacked(self._command.copy(), len(self.topology.clients))
             self._begin(command)
+            self._commands += 1
             self.executor.acknowledge(dict(zip(self.topology.clients.tolist(), command.counted.tolist())))
             if command.op is Op.LEAVE:
                 self._wait(self.data.meet())
@@ -201,6 +205,7 @@ class ClientRank:
         command = Command.unpacked(self._command.copy(), len(self.topology.clients))
         beside = {Op.SAVE: self._save, Op.WRITE: self._write}.get(command.op)
         if beside is not None:
+            self._commands += 1
             with self.phases.phase("store"):
                 beside(command)
         return beside is None

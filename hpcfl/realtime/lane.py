@@ -7,6 +7,7 @@ buffers are kept until it has caught up) and ``dead``.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import chain
 from math import inf
@@ -25,6 +26,8 @@ from hpcfl.realtime.orders import Command, Op, StateReply, TableReply
 from hpcfl.sums.guard import NO_GROUP
 from hpcfl.sums.message import Layout
 from hpcfl.sums.packing import Bytes
+
+TOLD = 8  # commands that a rank may not have heard when its lane falls apart
 
 
 class PendingReceive:
@@ -116,6 +119,9 @@ class Lane:
         Whether that one holds visits until it hears who counts.
     gone : list of (int, str)
         Ranks that such a one has lost, and why, until somebody takes note of it.
+    told, before : sequence of (int, int64 [h])
+        What its last commands, by their numbers, have acknowledged, and those of the lane that its rank comes from: the
+        rank may not have heard them all, and says how many it has.
     """
 
     leads = by_name = False
@@ -155,6 +161,10 @@ class Lane:
         self._drained: list[Transfer] = []
         self._reply: Transfer | None = None
         self._state: Transfer | None = None  # a reply that comes beside a visit
+        self._commands = 0
+        self.told: deque[tuple[int, Ints]] = deque(maxlen=TOLD)
+        self.before: list[tuple[int, Ints]] = []
+        self._arrival: Ints = np.zeros((2, 1), dtype=np.int64)
 
     def host(self, topology: Topology) -> None:
         """Have these clients on the lane's ranks, while nothing is under way."""
@@ -257,7 +267,8 @@ class Lane:
     def expect(self, counted: Ints) -> None:
         """Wait until the ranks are there; some come from a lane that has fallen apart, `counted` being known of it."""
         self.counted = counted
-        self._reply = self._begin(self.control.meet())
+        self._arrival = np.zeros((2, 1), dtype=np.int64)
+        self._reply = self._begin(self.control.agree(*self._arrival), self._arrival)
         self._fall_behind()
 
     # what goes on by itself
@@ -300,6 +311,11 @@ class Lane:
     def clients_in(self, *states: str) -> Ints:
         """Return who lives on ranks in these states."""
         return self.hosted if self.state in states else self.hosted[:0]
+
+    @property
+    def hangs(self) -> bool:
+        """Whether a leader owes word that it is there; no other rank does."""
+        return False
 
     @property
     def busy(self) -> bool:
@@ -403,6 +419,10 @@ class Lane:
         if self._reply is not None:
             if self._reply.done:
                 self._reply, self.state = None, "idle"
+                for number, counted in reversed(self.before):  # of what was not heard the first is about its last visit
+                    if number > self._arrival[1, 0]:
+                        self.counted = np.where(counted, counted, self.counted)
+                self.before = []
         elif self._closing:
             self._catch_up()
         elif self.state == "active":
@@ -472,6 +492,8 @@ class Lane:
     def _command(self, command: Command) -> None:
         if self.state == "idle":
             self.heard = time.monotonic()
+        self._commands += 1
+        self.told.append((self._commands, command.counted))
         packed = command.packed(len(self.hosted), self.run_clients)
         self._sends.append(self._begin(self.control.down(packed), packed, packed.nbytes))
         self.sent += packed.nbytes

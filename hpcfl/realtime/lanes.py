@@ -134,7 +134,9 @@ class Lanes:
         new = [self.spare[rank] for rank in lane.topology.ranks]
         for local_rank, single in enumerate(new):
             single.host(lane.topology.single(local_rank))
-            single.expect(lane.counted[lane.topology.places(local_rank)])
+            places = lane.topology.places(local_rank)
+            single.before = [(number, counted[places]) for number, counted in lane.told]
+            single.expect(lane.counted[places])
             if lane.heard < inf:
                 single.heard = time.monotonic()  # this rank has been here: it may not take its time again
         self.all.remove(lane)
@@ -206,12 +208,13 @@ class Lanes:
     def wait_for_frames(self, lanes: Sequence[Lane], by_name: bool = False) -> None:
         """Wait for what was under way on lanes that have just been closed, for as long as that may take.
 
-        Where it is known `by_name` whose visits have come, no deadline presses, and it takes long before some are lost.
+        So long a leader also has to say that it knows of the closing: its word may come after the sums. Where it is
+        known `by_name` whose visits have come, no deadline presses, and it takes long before some are lost.
         """
         grace = (ANSWER_SECONDS if by_name else GRACE_SECONDS) / self.haste
 
         def owing() -> list[Lane]:
-            return [lane for lane in lanes if lane.coming and lane.late_for() < grace]
+            return [lane for lane in lanes if (lane.coming or lane.hangs) and lane.late_for() < grace]
 
         for _ in self.waiting("what was under way", owing, closed=lanes):
             pass

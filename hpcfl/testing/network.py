@@ -1,0 +1,681 @@
+"""Rounds in real time over a network that is none, on a clock that is none: a schedule is a seed, and can be repeated.
+
+The server's and the client ranks' own code runs, each rank in a thread. One runs at a time, and the clock moves on only
+where it waits. Messages take what latency and bandwidth say, and a little more that is drawn. The network is as
+unkind as MPI: what goes by one channel keeps its order, nothing else does; a large message ends for its sender when it
+has been received; collectives have to be begun in one order by all. Ranks are suspended or die, links are cut and come
+back. A sender that changes what is still being sent, or memory that is given to MPI twice, ends the run by `Violation`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+from itertools import count
+from math import inf
+from types import SimpleNamespace
+from typing import Any, ClassVar
+from unittest.mock import patch
+
+import numpy as np
+
+from hpcfl.base import lazy
+from hpcfl.base.rng import keyed
+from hpcfl.mpi import waiting
+
+PROC_FAILED, IN_STATUS = 75, 18
+TICK = 1e-6  # seconds: nobody waits for less
+LOOKS = 20  # without a pause, until time goes on
+LOOK_SECONDS = 0.002  # after so long a rank looks again, whatever has come
+
+
+class Violation(Exception):  # noqa: N818
+    """Something has happened that must not."""
+
+
+class Killed(BaseException):
+    """This rank is dead."""
+
+
+class Error(Exception):
+    """An error of MPI's."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+    def Get_error_class(self) -> int:  # noqa: N802
+        return self.code
+
+    def Get_error_string(self) -> str:  # noqa: N802
+        return _named(self.code)
+
+
+def _named(code: int) -> str:
+    return {PROC_FAILED: "MPI_ERR_PROC_FAILED: Process Failure"}.get(code, f"error {code}")
+
+
+@dataclass(eq=False)
+class Request:
+    """An operation that is under way, of `rank`; `memory` is what MPI reads or writes meanwhile."""
+
+    rank: int
+    memory: Any = None
+    writes: bool = False
+    done: bool = False
+    error: int = 0
+    null: bool = False
+    sum: bytes = b""
+    """Of what is being sent."""
+    looked: ClassVar[Callable[[], None]] = lambda: None
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (self.null and other is NULL)
+
+    __hash__ = object.__hash__
+
+    def Test(self) -> bool:  # noqa: N802
+        if self.error:
+            self.null, code, self.error = True, self.error, 0
+            raise Error(code)
+        self.null |= self.done
+        return self.null
+
+    @staticmethod
+    def Testall(requests: Sequence[Any]) -> bool:  # noqa: N802
+        Request.looked()
+        done = [request.Test() for request in requests]  # MPI looks at each, whatever it finds
+        return all(done)
+
+    @staticmethod
+    def Testsome(requests: Sequence[Request], statuses: list[Any] | None = None) -> list[int] | None:  # noqa: N802
+        Request.looked()
+        if not requests:
+            return None
+        found = [index for index, each in enumerate(requests) if (each.done or each.error) and not each.null]
+        errors = [requests[index].error for index in found]
+        for index in found:
+            requests[index].null, requests[index].error = True, 0
+        if any(errors):
+            assert statuses is not None
+            statuses[:] = [SimpleNamespace(Get_error=lambda code=code: code) for code in errors]
+            raise Error(IN_STATUS)
+        return found
+
+
+NULL = Request(-1, null=True)
+
+
+@dataclass
+class Message:
+    """What is on its way from one rank to another, `after` which second it may be there."""
+
+    data: bytes
+    request: Request
+    after: float
+    eager: bool
+
+
+@dataclass
+class Collective:
+    """One operation of all members, as far as they have come to it."""
+
+    kind: str
+    given: dict[int, tuple[Request, Any, Any]] = field(default_factory=dict)
+    ready: float = 0.0  # when the last one's part is there
+    over: bool = False
+
+
+@dataclass
+class Process:
+    """A thread of one rank, its main one or what computes there."""
+
+    rank: int
+    name: str
+    run: Callable[[], None]
+    go: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    due: float = inf
+    looks: tuple[float, int] = (0.0, 0)  # when it has looked last, and how often at that time
+    turn: int = 0  # so often it has waited: who wakes it up for an earlier time comes too late
+    over: bool = False
+    error: BaseException | None = None
+
+
+class Network:
+    """Ranks and what is between them.
+
+    Parameters
+    ----------
+    latency, bandwidth : float
+        Seconds, and bytes per second, of each link.
+    jitter : float
+        Up to so many times the latency is added to each message.
+    skew : float
+        Seconds by which the clock of rank r is r times ahead.
+    failures : bool
+        Whether MPI tells of dead ranks, as with ULFM.
+    eager : int
+        A message of more bytes ends for its sender when it has been received.
+    """
+
+    def __init__(
+        self,
+        ranks: int,
+        seed: int,
+        latency: float = 5e-5,
+        bandwidth: float = 1e9,
+        jitter: float = 4.0,
+        skew: float = 1000.0,
+        failures: bool = False,
+        eager: int = 4096,
+    ) -> None:
+        self.ranks, self.latency, self.bandwidth, self.jitter = ranks, latency, bandwidth, jitter
+        self.skew, self.failures, self.eager, self.rng = skew, failures, eager, keyed(seed, "network")
+        self.now, self.events = 0.0, 0
+        self.trace = hashlib.sha256()
+        self.dead: set[int] = set()
+        self._frozen: dict[int, float] = {}
+        self._cut: dict[tuple[int, int], float] = {}
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+        self._back, self._current = threading.Semaphore(0), Process(0, "", lambda: None)
+        self._processes: list[Process] = []
+        self._sent: dict[tuple[Any, ...], deque[Message]] = defaultdict(deque)
+        self._expected: dict[tuple[Any, ...], deque[tuple[Request, Any]]] = defaultdict(deque)
+        self._free: dict[tuple[int, int], float] = defaultdict(float)  # when a link is
+        self._collectives: dict[tuple[Any, int], Collective] = {}
+        self._pending: dict[int, list[Request]] = defaultdict(list)
+
+    # the clock
+
+    @property
+    def current(self) -> int:
+        """The rank whose turn it is."""
+        return self._current.rank
+
+    def at(self, when: float, act: Callable[[], None]) -> None:
+        """Do something at a second of the clock."""
+        heapq.heappush(self._heap, (max(when, self.now), next(self._order), act))
+
+    def note(self, *facts: Any) -> None:
+        """Count an event, and add it to what tells schedules apart."""
+        self.events += 1
+        self.trace.update(repr((round(self.now, 9), *facts)).encode())
+
+    def spawn(self, rank: int, name: str, run: Callable[[], None], when: float = 0.0) -> Process:
+        """Let a thread of a rank begin."""
+        process = Process(rank, name, run)
+        self._processes.append(process)
+
+        def body() -> None:
+            process.go.acquire()
+            try:
+                if rank in self.dead:
+                    raise Killed
+                run()
+            except Killed:
+                pass
+            except BaseException as error:
+                process.error = error
+            process.over = True
+            self._back.release()
+
+        threading.Thread(target=body, name=f"rank {rank} {name}", daemon=True).start()
+        self.at(when, lambda: self._resume(process, 0))
+        return process
+
+    def run(self, until: Callable[[], bool], most: float = inf) -> None:
+        """Let time pass until something holds, or raise what a thread has raised; Violation after `most` seconds."""
+        while not until():
+            if not self._heap:
+                raise Violation(f"nothing happens any more at {self.now:.3f} s")
+            self.now, _, act = heapq.heappop(self._heap)
+            if self.now > most:
+                raise Violation(f"no end after {most:g} s")
+            act()
+
+    def end(self) -> None:
+        """Let all threads end that are left."""
+        self.dead = set(range(self.ranks))
+        for process in self._processes:
+            while not process.over:
+                self._hand_over(process)
+
+    def wait(self, seconds: float, wake: bool = True) -> None:
+        """Let others have their turn for so many seconds, or until something comes for this rank."""
+        process = self._current
+        process.turn += 1
+        turn = process.turn
+        seconds = max(seconds, TICK)
+        process.due = self.now + seconds if wake else inf
+        self.at(self.now + seconds, lambda: self._resume(process, turn))
+        self._back.release()
+        process.go.acquire()
+        if process.rank in self.dead:
+            raise Killed
+
+    def looked(self) -> None:
+        """Take note of a look at what is under way: who does nothing else takes time with that."""
+        when, looks = self._current.looks
+        self._current.looks = self.now, looks + 1 if when == self.now else 0
+        if looks >= LOOKS:
+            self.wait(LOOK_SECONDS / 100)
+
+    def _resume(self, process: Process, turn: int) -> None:
+        if process.over or process.turn != turn:
+            return
+        if self.now < (thaw := self._frozen.get(process.rank, 0.0)):
+            self.at(thaw, lambda: self._resume(process, turn))
+            return
+        self._hand_over(process)
+        if process.error is not None:
+            raise process.error
+
+    def _hand_over(self, process: Process) -> None:
+        process.turn += 1
+        self._current = process
+        process.go.release()
+        self._back.acquire()
+
+    def stir(self, rank: int) -> None:
+        """Let a rank look, if it waits."""
+        for process in self._processes:
+            if process.rank == rank and not process.over and process.due < inf:
+                self.at(self.now, partial(self._resume, process, process.turn))
+
+    # faults
+
+    def freeze(self, rank: int, seconds: float) -> None:
+        """Suspend a rank: what it computes too."""
+        self.note("freeze", rank)
+        self._frozen[rank] = self.now + seconds
+
+    def kill(self, rank: int) -> None:
+        """Let a rank die; where MPI tells of that, what others have under way with it fails a little later."""
+        self.note("kill", rank)
+        self.dead.add(rank)
+        if self.failures:
+            self.at(self.now + 0.05, self._fail)
+
+    def cut(self, rank: int, seconds: float) -> None:
+        """Let nothing pass between a rank and all others for so long; what is under way comes later."""
+        self.note("cut", rank)
+        for other in range(self.ranks):
+            self._cut[rank, other] = self._cut[other, rank] = self.now + seconds
+
+    def revoked(self, comm: tuple[Any, ...]) -> None:
+        """Let what is under way on a communicator fail."""
+        for (name, _), collective in self._collectives.items():
+            if name == comm:
+                self._failed([request for request, *_ in collective.given.values()])
+        for key, expected in self._expected.items():
+            if key[0] == comm:
+                self._failed([request for request, _ in expected])
+                expected.clear()
+
+    def _fail(self) -> None:
+        for key, expected in self._expected.items():
+            if key[1] in self.dead:
+                self._failed([request for request, _ in expected])
+                expected.clear()
+        for key, messages in self._sent.items():
+            if key[2] in self.dead:
+                self._failed([message.request for message in messages])
+                messages.clear()
+        for (comm, _), collective in self._collectives.items():
+            if not self.dead.isdisjoint(comm[1]):
+                self._failed([request for request, *_ in collective.given.values()])
+
+    def _failed(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            if not request.done and request.rank not in self.dead:
+                request.error = PROC_FAILED
+                self._release(request)
+                self.stir(request.rank)
+
+    # messages
+
+    def send(self, key: tuple[Any, ...], data: Any) -> Request:
+        """Begin to send; the key is communicator, sender, receiver and tag, by ranks of the job."""
+        _, source, to, _ = key
+        array = np.ascontiguousarray(data)
+        request = Request(source, array, sum=_digest(array))
+        if self.failures and to in self.dead:
+            request.error = PROC_FAILED
+            return request
+        eager = array.nbytes <= self.eager
+        message = Message(array.tobytes(), request, self._arrival(source, to, array.nbytes, key), eager)
+        self.note("send", *key[1:], array.nbytes)
+        self._sent[key].append(message)
+        if eager:
+            request.done = True
+        else:
+            self._take(request)
+        self.at(message.after, lambda: self._match(key))
+        return request
+
+    def _arrival(self, source: int, to: int, nbytes: int, key: tuple[Any, ...]) -> float:
+        begin = max(self.now, self._free[source, to])
+        self._free[source, to] = begin + nbytes / self.bandwidth
+        delay = self.latency * (1 + self.jitter * float(self.rng.random()))
+        earlier = self._sent[key][-1].after if self._sent[key] else 0.0
+        return max(self._free[source, to] + delay, earlier)
+
+    def receive(self, key: tuple[Any, ...], room: Any) -> Request:
+        """Begin to receive into an array."""
+        _, source, to, _ = key
+        request = Request(to, room, writes=True)
+        if self.failures and source in self.dead and not self._sent[key]:
+            request.error = PROC_FAILED
+            return request
+        self._take(request)
+        self._expected[key].append((request, room))
+        self.at(self.now, lambda: self._match(key))
+        return request
+
+    def _match(self, key: tuple[Any, ...]) -> None:
+        _, source, to, _ = key
+        messages, expected = self._sent[key], self._expected[key]
+        while messages and expected and to not in self.dead:
+            message = messages[0]
+            ready = max(message.after, self._cut.get((source, to), 0.0))
+            if source in self.dead and not message.eager and message.after > self.now:
+                return  # it died before all of it had left
+            if ready > self.now:
+                if ready < inf:
+                    self.at(ready, lambda: self._match(key))
+                return
+            messages.popleft()
+            request, room = expected.popleft()
+            into = np.asarray(room).reshape(-1).view(np.uint8)
+            if len(message.data) > into.nbytes:
+                raise Violation(f"{key}: a message of {len(message.data)} bytes for room of {into.nbytes}")
+            if not message.eager:
+                self._finish(message.request)
+            into[: len(message.data)] = np.frombuffer(message.data, dtype=np.uint8)
+            self.note("received", *key[1:], len(message.data))
+            self._finish(request)
+
+    def _take(self, request: Request) -> None:
+        """Note that MPI has memory; nobody else may write to it, nor MPI twice."""
+        for other in self._pending[request.rank]:
+            if (request.writes or other.writes) and _overlap(request.memory, other.memory):
+                raise Violation(f"rank {request.rank}: memory is given to MPI twice")
+        self._pending[request.rank].append(request)
+
+    def _release(self, request: Request) -> None:
+        if request in self._pending[request.rank]:
+            self._pending[request.rank].remove(request)
+
+    def _finish(self, request: Request) -> None:
+        if request.sum and request.rank not in self.dead and _digest(request.memory) != request.sum:
+            raise Violation(f"rank {request.rank}: what it is still sending has changed")
+        request.done = True
+        self._release(request)
+        self.stir(request.rank)
+
+    # collectives
+
+    def together(self, comm: tuple[Any, ...], number: int, me: int, kind: str, own: Any, room: Any) -> Request:
+        """Begin the operation of a communicator, by number, of one member; its members are ranks of the job."""
+        members = comm[1]
+        rank = members[me]
+        sends = own is not None and (kind != "bcast" or me == 0)
+        request = Request(rank, own, sum=_digest(own)) if sends else Request(rank)
+        if self.failures and not self.dead.isdisjoint(members):
+            request.error = PROC_FAILED
+            return request
+        collective = self._collectives.setdefault((comm, number), Collective(kind))
+        if collective.kind != kind:
+            raise Violation(f"rank {rank}: {kind} where others are at {collective.kind}, operation {number} of {comm}")
+        collective.given[me] = request, own, room
+        self.note(kind, number, rank)
+        delay = self.latency * (1 + self.jitter * float(self.rng.random()))
+        cut = max((self._cut.get((rank, other), 0.0) for other in members), default=0.0)
+        collective.ready = max(collective.ready, self.now + delay, cut)
+        self.at(collective.ready, lambda: self._advance(comm, number))
+        return request
+
+    def _advance(self, comm: tuple[Any, ...], number: int) -> None:
+        collective, members = self._collectives[comm, number], comm[1]
+        given, kind = collective.given, collective.kind
+        if kind == "bcast":
+            if 0 not in given:
+                return
+            for me, (request, _, room) in list(given.items()):
+                if me and not request.done:
+                    np.asarray(room).reshape(-1)[:] = np.asarray(given[0][1]).reshape(-1)
+                    self._finish(request)
+            if len(given) == len(members) and not given[0][0].done:
+                self._finish(given[0][0])
+            return
+        if len(given) < len(members) or self.now < collective.ready or collective.over:
+            return
+        collective.over = True
+        if kind in ("reduce", "allreduce"):
+            parts = [np.asarray(given[me][1]) for me in sorted(given) if given[me][1] is not None]
+            total = np.max(parts, axis=0) if kind == "allreduce" else np.sum(parts, axis=0)
+            for _, _, room in given.values():
+                if room is not None:
+                    base = np.asarray(room).reshape(-1)
+                    base[:] = total.reshape(-1) if kind == "allreduce" else base + total.reshape(-1)
+        for request, *_ in given.values():
+            if not request.done:
+                self._finish(request)
+
+
+def _digest(array: Any) -> bytes:
+    return hashlib.blake2b(np.ascontiguousarray(array).tobytes(), digest_size=8).digest()
+
+
+def _overlap(one: Any, other: Any) -> bool:
+    return bool(np.asarray(one).size and np.asarray(other).size and np.may_share_memory(one, other))
+
+
+class Group:
+    """What `MPI.Comm.Get_group` gives."""
+
+    def __init__(self, members: Sequence[int]) -> None:
+        self.members = tuple(members)
+
+    def Incl(self, ranks: Sequence[int]) -> Group:  # noqa: N802
+        return Group([self.members[rank] for rank in ranks])
+
+    def Free(self) -> None:  # noqa: N802
+        """Do nothing."""
+
+
+class Comm:
+    """A communicator as one of its members has it: what this package asks of MPI's."""
+
+    def __init__(self, network: Network, name: Any, members: Sequence[int], me: int) -> None:
+        self.network, self.id, self.members, self.me = network, (name, tuple(members)), tuple(members), me
+        self._numbers, self._made = count(), count()
+        self._revoked = False
+
+    def Get_rank(self) -> int:  # noqa: N802
+        """Return which member this is."""
+        return self.me
+
+    def Get_size(self) -> int:  # noqa: N802
+        return len(self.members)
+
+    def Get_group(self) -> Group:  # noqa: N802
+        return Group(self.members)
+
+    def Free(self) -> None:  # noqa: N802
+        """Do nothing."""
+
+    def Idup(self) -> tuple[Comm, Request]:  # noqa: N802
+        name = self.id, "dup", next(self._made)
+        return Comm(self.network, name, self.members, self.me), Request(self.members[self.me], done=True)
+
+    def Create_group(self, group: Group, tag: int) -> Comm:  # noqa: N802
+        return Comm(self.network, (self.id, tag), group.members, group.members.index(self.members[self.me]))
+
+    def Isend(self, data: Any, to: int, tag: int = 0) -> Request:  # noqa: N802
+        return self.network.send((self.id, self.members[self.me], self.members[to], tag), data)
+
+    def Irecv(self, room: Any, source: int, tag: int = 0) -> Request:  # noqa: N802
+        return self.network.receive((self.id, self.members[source], self.members[self.me], tag), room)
+
+    def Ibcast(self, data: Any, root: int = 0) -> Request:  # noqa: N802
+        return self._together("bcast", data, data)
+
+    def Ireduce(self, own: Any, total: Any, operation: Any, root: int = 0) -> Request:  # noqa: N802
+        return self._together("reduce", None if own is IN_PLACE else own, total)
+
+    def Iallreduce(self, own: Any, found: Any, operation: Any) -> Request:  # noqa: N802
+        return self._together("allreduce", own, found)
+
+    def Ibarrier(self) -> Request:  # noqa: N802
+        return self._together("barrier", None, None)
+
+    def Revoke(self) -> None:  # noqa: N802
+        """Let what is under way fail at every member."""
+        self.network.at(self.network.now + self.network.latency, lambda: self.network.revoked(self.id))
+
+    def _together(self, kind: str, own: Any, room: Any) -> Request:
+        return self.network.together(self.id, next(self._numbers), self.me, kind, own, room)
+
+
+IN_PLACE = object()
+
+MPI = SimpleNamespace(
+    **{"Request": Request, "Exception": Error, "REQUEST_NULL": NULL, "IN_PLACE": IN_PLACE, "SUM": "sum", "MAX": "max"},
+    **{"Status": object, "Intracomm": Comm, "ERR_IN_STATUS": IN_STATUS, "Get_error_string": _named},
+)
+
+
+# what the package has of a process of its own
+
+
+class Clock:
+    """What `time` is to the ranks; the monotonic clocks of their hosts differ."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+
+    def monotonic(self) -> float:
+        return self.network.now + self.network.skew * self.network.current
+
+    perf_counter = time = monotonic
+
+    def thread_time(self) -> float:
+        return 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.network.wait(seconds, wake=False)
+
+
+class Flag:
+    """What `threading.Event` is to them."""
+
+    def __init__(self, network: Network) -> None:
+        self.network, self.rank, self._set = network, network.current, False
+
+    def set(self) -> None:
+        self._set = True
+        self.network.stir(self.rank)
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def wait(self, seconds: float) -> bool:
+        end = self.network.now + seconds
+        while not self._set and self.network.now < end:
+            self.network.wait(end - self.network.now)
+        return self._set
+
+
+class Computing:
+    """What `hpcfl.realtime.executor.Worker` is: a second thread of the rank."""
+
+    def __init__(self, network: Network) -> None:
+        self.network, self.rank, self.busy = network, network.current, False
+        self._results: deque[tuple[str, Any]] = deque()
+
+    def start(self, work: Callable[[Callable[[Any], None]], None]) -> None:
+        self.busy = True
+
+        def run() -> None:
+            error = None
+            try:
+                work(lambda item: self._put("put", item))
+            except Exception as raised:
+                error = raised
+            self._put("end", error)
+
+        self.network.spawn(self.rank, "computes", run, self.network.now)
+
+    def _put(self, kind: str, item: Any) -> None:
+        self._results.append((kind, item))
+        self.network.stir(self.rank)
+
+    def take(self, timeout: float) -> Any:
+        if not self._results and timeout > 0:
+            self.network.wait(timeout)
+        if not self._results:
+            return None
+        kind, result = self._results.popleft()
+        if kind == "put":
+            return result
+        self.busy = False
+        if result is not None:
+            raise result
+        return None
+
+
+class Gone(Exception):  # noqa: N818
+    """This rank has ended its process."""
+
+
+ROOMS = (
+    *("arrivals", "client", "executor", "lane", "lanes", "leader", "node", "own", "pace", "relayed", "roles", "server"),
+    *("start", "watchdog"),
+)
+
+
+@contextmanager
+def in_place(network: Network) -> Iterator[None]:
+    """Let the package talk over this network within the block, and live by its clock."""
+
+    def pause(self: waiting.Patience, most: float = 1.0, coming: int = 0) -> None:
+        since = Clock(network).monotonic() - self.start
+        network.wait(max(LOOK_SECONDS / 20, min(most, max(LOOK_SECONDS / 4, min(10 * LOOK_SECONDS, since / 10)))))
+
+    def drop(*_: Any) -> None:
+        raise Gone
+
+    clock, mpi = Clock(network), vars(lazy.MPI)
+    kept = dict(mpi)
+    own = {
+        **{"time": clock, "Event": lambda: Flag(network), "Worker": lambda: Computing(network), "freeze": lambda: None},
+        **{"threading": SimpleNamespace(Event=lambda: Flag(network), Lock=threading.Lock), "_drop": drop},
+        **{"has_ulfm": lambda _: network.failures, "has_cuda": lambda _: False, "end_ranks": lambda _: None},
+        **{"end_job": drop},
+    }
+    with ExitStack() as stack:
+        for name in ROOMS:
+            module = import_module(f"hpcfl.realtime.{name}")
+            for key in own.keys() & vars(module).keys():
+                if not (name == "executor" and key in ("Worker", "threading")):
+                    stack.enter_context(patch.object(module, key, own[key]))
+        stack.enter_context(patch.object(waiting, "time", clock))
+        stack.enter_context(patch.object(waiting.Patience, "pause", pause))
+        mpi.update(vars(MPI))
+        stack.enter_context(patch.object(Request, "looked", network.looked))
+        try:
+            yield
+        finally:
+            network.end()
+            for key in vars(MPI):
+                mpi.pop(key, None)
+            mpi.update(kept)

@@ -1,0 +1,294 @@
+"""Jobs in real time under faults, all drawn by a seed and played over `hpcfl.testing.network`.
+
+    python -m hpcfl.testing.schedules --seeds 0:1000
+
+plays so many, and prints one JSON line: events, and what was broken by which seed. What counts in a round is computed
+once more in simulated time. Sums, and personal state in the end, have to be the same, to the bit where MPI forms no
+sums on their way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import redirect_stderr, suppress
+from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import cache
+from io import StringIO
+from math import inf
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from hpcfl.base.errors import RunError
+from hpcfl.base.rng import keyed
+from hpcfl.config import from_table
+from hpcfl.engine.job import Job, Progress
+from hpcfl.engine.loop import close, step
+from hpcfl.engine.record import Record
+from hpcfl.engine.simulated import visit
+from hpcfl.realtime import start
+from hpcfl.realtime.watchdog import LEAVE_SECONDS, LeftBehind
+from hpcfl.schedule.plan import Plan
+from hpcfl.sums.message import ExactSums, Sums
+from hpcfl.testing.network import Comm, Gone, Network, Violation, in_place
+
+ROUNDS = 6
+MOST_SECONDS = 600.0  # of the network's clock: all waits of a job that is over end before
+LATE = 0.15  # seconds after a deadline: ranks of the round before are given time to be free, and leaders to reply
+PERSONAL = {"momentum": 0.5, "persist_optimizer": True}
+METHODS: tuple[dict[str, Any], ...] = (
+    {"name": "salf", "batch": 16},
+    {"name": "salf", "batch": 16, "missing": "none", **PERSONAL},
+    {"name": "fedavg", "batch": 64},
+    {"name": "fedavg", "batch": 64, **PERSONAL},
+)
+CLOSES: tuple[dict[str, Any], ...] = (
+    {"close": "deadline", "deadline": 0.1, "min_clients": 1},
+    {"close": "quorum", "quorum": 3, "grace": 0.02},
+    {"close": "first", "first": 3},
+    {"close": "all"},
+)
+WIDTHS: tuple[Any, ...] = (1, 1, 2, "node", "all", "two-level", "two-level")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """At some second a rank is suspended ("freeze") or cut off ("cut") for so many seconds, or dies ("kill")."""
+
+    when: float
+    kind: str
+    rank: int
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A job and what befalls it; `network` is what `Network` is given beside ranks and seed."""
+
+    seed: int
+    config: str
+    hosts: tuple[str, ...]
+    network: dict[str, Any] = field(default_factory=dict)
+    faults: tuple[Fault, ...] = ()
+    rounds: int = ROUNDS
+
+    @property
+    def told(self) -> dict[str, Any]:
+        return {**json.loads(self.config), "hosts": self.hosts, "faults": self.faults, **self.network}
+
+
+@dataclass
+class Played:
+    """What has become of a schedule: `broken` is "" where nothing was."""
+
+    events: int = 0
+    trace: str = ""
+    seconds: float = 0.0
+    broken: str = ""
+    lost: list[str] = field(default_factory=list)
+    said: str = ""
+    visits: Counter[str] = field(default_factory=Counter)
+
+
+def drawn(seed: int, faults: bool = True) -> Schedule:
+    """Return the schedule of a seed."""
+    rng = keyed(seed, "schedule")
+
+    def one(of: Sequence[Any]) -> Any:
+        return of[int(rng.integers(len(of)))]
+
+    ranks = int(rng.integers(3, 8))
+    hosts = tuple(f"h{rank * int(rng.integers(1, 4)) // ranks}" for rank in range(ranks))
+    method, closing, width = dict(one(METHODS)), dict(one(CLOSES)), one(WIDTHS)
+    if method["name"] == "salf" and closing["close"] == "first":
+        closing = dict(CLOSES[0])
+    fails = bool(rng.random() < 0.5)
+    config = {
+        **{"clock": "wall", "clients": 7, "seed": 3, "rounds": 10**6, "threads": 1, "lane_width": width},
+        **{"data": {"name": "digits"}, "model": {"name": "mlp", "hidden": [4]}, "algorithm": method},
+        **{"participation": closing, "speed": {"model": "exponential", "rate": float(one([5.0, 20.0, 100.0]))}},
+    }
+    if not fails and rng.random() < 0.5:
+        config["lost_after"] = 2.0
+    network = {
+        **{"latency": float(10 ** rng.uniform(-5, -2.5)), "bandwidth": float(10 ** rng.uniform(6, 10))},
+        **{"jitter": float(one([0.0, 1.0, 10.0])), "failures": fails, "eager": int(one([0, 4096]))},
+    }
+    happens = []
+    for _ in range(int(rng.integers(0, 4)) if faults else 0):
+        when, rank = float(rng.uniform(0, 1)), int(rng.integers(1, ranks))
+        kind = one(["freeze", "freeze", "cut", *(["kill"] if fails or "lost_after" in config else [])])
+        happens.append(Fault(when, kind, rank, float(10 ** rng.uniform(-3, 0))))
+    return Schedule(seed, json.dumps(config), hosts, network, tuple(happens))
+
+
+@cache
+def _job(config: str, ranks: int) -> Job:
+    return Job.of(from_table(json.loads(config)), None, ranks)
+
+
+def fresh(config: str, ranks: int) -> Job:
+    """Return a job of which nothing has happened yet; data and model are made once."""
+    made = _job(config, ranks)
+    task = copy(made.task)
+    task.oracle_calls = made.task.oracle_calls.copy()
+    return replace(made, task=task)
+
+
+class Reference:
+    """What counts in each round, computed once more in simulated time."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.job = fresh(schedule.config, len(schedule.hosts))
+        self.now = self.job.begin(0)
+        self.now.personal = {chunk.number: self.job.enter(chunk) for chunk in self.job.chunks}
+        self.exact = json.loads(schedule.config)["lane_width"] in (1, "two-level")
+
+    def check(self, plan: Plan, sums: Sums, shared: dict[str, torch.Tensor]) -> None:
+        """Raise Violation where the sums of a round are not those of the visits that counted."""
+        wanted, self.now.shared = ExactSums(self.job.layout), shared
+        for part in plan.parts():
+            visit(self.job, part, self.job.chunks, self.now, wanted)
+        for name in wanted:
+            weight, other = sums.weight(name), wanted.weight(name)
+            if not np.isclose(weight, other, rtol=0 if self.exact else 1e-6):
+                raise Violation(f"round {plan.round}: weight {weight:g} of {name}, expected {other:g}")
+            if weight and not self._alike(sums.total(name), wanted.total(name)):
+                raise Violation(f"round {plan.round}: another sum of {name}")
+
+    def check_personal(self, states: dict[int, dict[str, np.ndarray]]) -> None:
+        """Raise Violation where clients have other state than what counted has made of it."""
+        for chunk in self.job.chunks:
+            for row, client in enumerate(chunk.clients.tolist()):
+                for name, value in self.now.personal[chunk.number].items():
+                    if client in states and not np.array_equal(states[client][name], value[row].numpy()):
+                        raise Violation(f"client {client} has another {name} than what counted has made of it")
+
+    def _alike(self, one: torch.Tensor, other: torch.Tensor) -> bool:
+        return torch.equal(one, other) if self.exact else torch.allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def play(schedule: Schedule) -> Played:
+    """Play a schedule to its end."""
+    network, said = Network(len(schedule.hosts), schedule.seed, **schedule.network), StringIO()
+    found, over, ended = Played(), set[int](), list[float]()
+
+    def client(rank: int) -> None:
+        job = fresh(schedule.config, network.ranks)
+        comm: Any = Comm(network, "world", range(network.ranks), rank)
+
+        def rest() -> None:
+            if ended and network.now > ended[0] + 2 * LEAVE_SECONDS:
+                raise LeftBehind("done")
+
+        start.serve(job, comm, schedule.hosts, job.begin(rank), rest)
+
+    def server() -> None:
+        job, reference = fresh(schedule.config, network.ranks), Reference(schedule)
+        comm: Any = Comm(network, "world", range(network.ranks), 0)
+        now, stop = job.begin(0), SimpleNamespace(requested=lambda: "")
+        most = inf if schedule.faults else job.planner.attempt(0).closes_after + LATE + 100 * network.latency
+        rounds = start.lead(job, comm, schedule.hosts, Path("/nowhere"), stop, now)  # type: ignore[arg-type]
+        try:
+            while now.round < schedule.rounds:
+                _round(job, rounds, now, reference, found, most)
+        except RunError as error:
+            if not rounds.lanes.lost:
+                raise Violation(f"nobody is lost, and yet: {error}") from None
+        rounds.lanes.wait_for_all(30.0)
+        states = {int(ids[0]): {name: value[0] for name, value in state.items()} for ids, state in rounds.personal(now)}
+        lost = {each for loss in rounds.lanes.lost for each in loss.clients}
+        late = {each for lane in rounds.lanes.those("late", "dead", "active") for each in lane.hosted.tolist()}
+        reference.check_personal({each: states[each] for each in states.keys() - lost - late})
+        missing, _ = rounds.leave(now.round, 0, network.failures)
+        found.lost = [str(each) for each in rounds.lanes.lost]
+        if missing and not schedule.faults:
+            raise Violation(f"ranks {missing} did not come back to leave")
+
+    def run(rank: int) -> None:
+        with suppress(Gone):
+            client(rank) if rank else server()
+        over.add(rank)
+        if not rank:
+            ended.append(network.now)
+
+    excused = {fault.rank for fault in schedule.faults if fault.kind == "kill"}
+    began = time.perf_counter()
+    with redirect_stderr(said), in_place(network):
+        for rank in range(network.ranks):
+            network.spawn(rank, "main", lambda rank=rank: run(rank))  # type: ignore[misc]
+        for fault in schedule.faults:
+            network.at(fault.when, lambda fault=fault: _befall(network, fault))  # type: ignore[misc]
+        try:
+            network.run(lambda: over >= set(range(network.ranks)) - network.dead - excused, MOST_SECONDS)
+        except Violation as violation:
+            found.broken = str(violation)
+        except Exception as error:
+            found.broken = f"{type(error).__name__}: {error}"
+    found.events, found.trace, found.said = network.events, network.trace.hexdigest(), said.getvalue()
+    if found.said and not schedule.faults and not found.broken:
+        found.broken = f"nothing has befallen it, and yet: {found.said.splitlines()[0]}"
+    found.seconds = time.perf_counter() - began
+    return found
+
+
+def _round(job: Job, rounds: Any, now: Progress, reference: Reference, found: Played, most: float) -> None:
+    record = Record.open(rounds.phases)
+    plan, record.sums = rounds.exchange(now, record)
+    if plan.duration > most:
+        raise Violation(f"round {plan.round} lasted {plan.duration:.3f} s, expected at most {most:.3f}")
+    found.visits["invited"] += len(plan.cohort)
+    found.visits["counted"] += int((plan.depth <= plan.layers).sum())
+    reference.check(plan, record.sums, now.shared)
+    step(job, now, record, plan)
+    now.round += 1
+    close(job, rounds, now, record, plan, "")
+    if now.round % 3 == 0:
+        rounds.scores(now)
+
+
+def _befall(network: Network, fault: Fault) -> None:
+    if fault.rank in network.dead:
+        return
+    if fault.kind == "kill":
+        network.kill(fault.rank)
+    else:
+        getattr(network, fault.kind)(fault.rank, fault.seconds)
+
+
+def main() -> None:
+    """Play the schedules of some seeds."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", default="0:100", help="From the first up to before the last.")
+    parser.add_argument("--seconds", type=float, default=1e9, help="Begin no more after so many.")
+    parser.add_argument("--no-faults", action="store_true")
+    parser.add_argument("--verbose", action="store_true")
+    options = parser.parse_args()
+    first, last = map(int, options.seeds.split(":"))
+    torch.set_num_threads(1)
+    began, events, broken, played = time.perf_counter(), 0, {}, 0
+    for seed in range(first, last):
+        if time.perf_counter() - began > options.seconds:
+            break
+        schedule = drawn(seed, not options.no_faults)
+        found = play(schedule)
+        events, played = events + found.events, played + 1
+        if found.broken:
+            broken[seed] = found.broken
+        if options.verbose or found.broken:
+            print(seed, found.broken or "ok", found.events, round(found.seconds, 2), schedule.told, file=sys.stderr)
+            print(found.said, file=sys.stderr, end="")
+    print(json.dumps({"schedules": played, "events": events, "broken": broken}))
+
+
+if __name__ == "__main__":
+    main()
