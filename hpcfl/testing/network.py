@@ -140,7 +140,8 @@ class Process:
     rank: int
     name: str
     run: Callable[[], None]
-    go: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    go: threading.Lock = field(default_factory=threading.Lock)
+    """Held by others while it is not this thread's turn."""
     due: float = inf
     looks: tuple[float, int] = (0.0, 0)  # when it has looked last, and how often at that time
     turn: int = 0  # so often it has waited: who wakes it up for an earlier time comes too late
@@ -185,7 +186,8 @@ class Network:
         self._cut: dict[tuple[int, int], float] = {}
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
-        self._back, self._current = threading.Semaphore(0), Process(0, "", lambda: None)
+        self._back, self._current = threading.Lock(), Process(0, "", lambda: None)
+        self._back.acquire()
         self._processes: list[Process] = []
         self._sent: dict[tuple[Any, ...], deque[Message]] = defaultdict(deque)
         self._expected: dict[tuple[Any, ...], deque[tuple[Request, Any]]] = defaultdict(deque)
@@ -212,6 +214,7 @@ class Network:
     def spawn(self, rank: int, name: str, run: Callable[[], None], when: float = 0.0) -> Process:
         """Let a thread of a rank begin."""
         process = Process(rank, name, run)
+        process.go.acquire()
         self._processes.append(process)
 
         def body() -> None:
@@ -649,7 +652,7 @@ def in_place(network: Network) -> Iterator[None]:
 
     def pause(self: waiting.Patience, most: float = 1.0, coming: int = 0) -> None:
         since = Clock(network).monotonic() - self.start
-        network.wait(max(LOOK_SECONDS / 20, min(most, max(LOOK_SECONDS / 4, min(10 * LOOK_SECONDS, since / 10)))))
+        network.wait(max(LOOK_SECONDS / 20, min(most, max(LOOK_SECONDS / 4, min(25 * LOOK_SECONDS, since / 4)))))
 
     def drop(*_: Any) -> None:
         raise Gone
