@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from hpcfl.base.device_copy import on_device
+from hpcfl.base.device_copy import on_device, refill
 from hpcfl.base.lazy import torch
 from hpcfl.base.rng import StepKey, keyed_in_turn
 from hpcfl.base.types import Floats, Ints, State
@@ -18,8 +18,6 @@ from hpcfl.learning.samples import Samples
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from hpcfl.learning.slots import Feeds
 
 PHASE_STEPS = 2**32  # more steps than a phase of a visit has
 PHASES = 2**16  # more phases than a visit has
@@ -152,6 +150,60 @@ class Batch:
         if self.valid is None or (self.sizes is not None and min(self.sizes) > 0):
             return None
         return self.valid.any(1)
+
+
+Draw = Callable[[Visits], "Ints | None"]
+"""What the host draws for some visits, int64 of one shape; None: they take other steps than those before."""
+
+
+class Feeds:
+    """What the steps of visits take from the host: how it is drawn, and its room on the device.
+
+    Steps are taken twice before there is a graph. The first time each draw is noted, and its numbers copied; the second
+    time, as they are recorded, the same draws find theirs in one tensor, which `fill` fills for each replay.
+    """
+
+    def __init__(self, visits: Visits, device: torch.device) -> None:
+        self.visits, self.device = visits, device
+        self._draws: list[tuple[Draw, Ints]] = []
+        self._rooms: list[Tensor] = []
+        self._room: Tensor | None = None
+
+    def fed(self, draw: Draw) -> Tensor:
+        """Return the numbers of a draw on the device."""
+        if self._room is not None:
+            return self._rooms.pop(0)
+        drawn = draw(self.visits)
+        if drawn is None:
+            raise RuntimeError("samples of its clients lie in several places")
+        self._draws.append((draw, drawn))
+        return on_device(torch.from_numpy(drawn), self.device)
+
+    def settle(self) -> None:
+        """Let the same draws find their numbers in one tensor from now on."""
+        each = [drawn for _, drawn in self._draws]
+        self._room = on_device(torch.from_numpy(_flat(each)), self.device)
+        parts = torch.split(self._room, [drawn.size for drawn in each])
+        self._rooms = [part.view(drawn.shape) for part, drawn in zip(parts, each)]
+
+    def fill(self, drawn: Ints) -> None:
+        """Let the next replay find what was drawn for its visits."""
+        if self._room is not None and drawn.size:
+            refill(self._room, torch.from_numpy(drawn))
+
+    def drawn(self, visits: Visits) -> Ints | None:
+        """Return what the same steps of other visits take, in one array; None where they take others."""
+        found = []
+        for draw, first in self._draws:
+            drawn = draw(visits)
+            if drawn is None or drawn.shape != first.shape:
+                return None
+            found.append(drawn)
+        return _flat(found)
+
+
+def _flat(parts: Sequence[Ints]) -> Ints:
+    return np.concatenate([part.ravel() for part in parts]) if parts else np.zeros(0, dtype=np.int64)
 
 
 @dataclass

@@ -2,9 +2,9 @@
 
 There an operation costs the host as long as small ones take the device. So the steps of a filling are recorded once, as
 a graph of operations on held tensors, and started as one from then on. What differs between visits are numbers in these
-tensors: parameters, state, and what the host draws, such as the order of samples (`Feeds`). Every filling has the same
-width, empty slots repeating the first visit: libraries choose their ways by shape, so a visit's bits depend neither on
-how many others there are nor on which.
+tensors: parameters, state, and what the host draws, such as the order of samples (`batches.Feeds`). Every filling has
+the same width, empty slots repeating the first visit: libraries choose their ways by shape, so a visit's bits depend
+neither on how many others there are nor on which.
 
 What is recorded is what training did to tensors. So it may depend on nothing else that changes: a method says what it
 depends on beside them, and the first replay is compared with plain steps to the bit. Where steps cannot be recorded, or
@@ -15,77 +15,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from hpcfl.base.device_copy import backend, on_device, refill
+from hpcfl.base.device_copy import backend, on_device
 from hpcfl.base.lazy import torch
 from hpcfl.base.types import Ints, State
+from hpcfl.learning.batches import Feeds, Visits
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hpcfl.learning.batches import Visits
-    from hpcfl.learning.task import Task
+    from hpcfl.models.modules.module import Whole
 
-Train = Callable[["Task", State, State, State, "Visits"], "Tensor"]
+    class Task(Protocol):
+        """What of `hpcfl.learning.task.Task`, which knows slots, is asked here."""
+
+        device: torch.device
+        oracle_calls: Ints
+        feeds: Feeds | None
+
+        @property
+        def whole(self) -> Whole | None: ...
+
+
+Train = Callable[[Any, State, State, State, Visits], "Tensor"]
 """What `LocalTraining.train` is."""
-Steps = Callable[[State, Sequence["Tensor"], "Visits"], list["Tensor"]]
+Steps = Callable[[State, Sequence["Tensor"], Visits], list["Tensor"]]
 """From the shared state, the visits' own and the visits to each one's mean objective, and their own state then."""
-Draw = Callable[["Visits"], "Ints | None"]
-"""What the host draws for some visits, int64 of one shape; None: they take other steps than those before."""
 MOST = 16  # graphs: each keeps the tensors that it works on
-
-
-class Feeds:
-    """What the steps of visits take from the host: how it is drawn, and its room on the device.
-
-    Steps are taken twice before there is a graph. The first time each draw is noted, and its numbers copied; the second
-    time, as they are recorded, the same draws find theirs in one tensor, which `fill` fills for each replay.
-    """
-
-    def __init__(self, visits: Visits, device: torch.device) -> None:
-        self.visits, self.device = visits, device
-        self._draws: list[tuple[Draw, Ints]] = []
-        self._rooms: list[Tensor] = []
-        self._room: Tensor | None = None
-
-    def fed(self, draw: Draw) -> Tensor:
-        """Return the numbers of a draw on the device."""
-        if self._room is not None:
-            return self._rooms.pop(0)
-        drawn = draw(self.visits)
-        if drawn is None:
-            raise RuntimeError("samples of its clients lie in several places")
-        self._draws.append((draw, drawn))
-        return on_device(torch.from_numpy(drawn), self.device)
-
-    def settle(self) -> None:
-        """Let the same draws find their numbers in one tensor from now on."""
-        each = [drawn for _, drawn in self._draws]
-        self._room = on_device(torch.from_numpy(_flat(each)), self.device)
-        parts = torch.split(self._room, [drawn.size for drawn in each])
-        self._rooms = [part.view(drawn.shape) for part, drawn in zip(parts, each)]
-
-    def fill(self, drawn: Ints) -> None:
-        """Let the next replay find what was drawn for its visits."""
-        if self._room is not None and drawn.size:
-            refill(self._room, torch.from_numpy(drawn))
-
-    def drawn(self, visits: Visits) -> Ints | None:
-        """Return what the same steps of other visits take, in one array; None where they take others."""
-        found = []
-        for draw, first in self._draws:
-            drawn = draw(visits)
-            if drawn is None or drawn.shape != first.shape:
-                return None
-            found.append(drawn)
-        return _flat(found)
-
-
-def _flat(parts: Sequence[Ints]) -> Ints:
-    return np.concatenate([part.ravel() for part in parts]) if parts else np.zeros(0, dtype=np.int64)
 
 
 @dataclass

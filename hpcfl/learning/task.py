@@ -23,7 +23,7 @@ from hpcfl.base.rng import StepKey
 from hpcfl.base.types import Computing, Floats, Ints, State
 from hpcfl.data import Federation
 from hpcfl.learning import build, fused
-from hpcfl.learning.batches import Batch, Batches, Visits
+from hpcfl.learning.batches import Batch, Batches, Feeds, Visits
 from hpcfl.learning.config import TaskConfig
 from hpcfl.learning.layerwise import as_ready
 from hpcfl.learning.loss import PerSample
@@ -34,7 +34,7 @@ from hpcfl.models.latent import EMBED
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from hpcfl.learning.slots import Feeds, Slots
+    from hpcfl.learning.slots import Slots
 
 TEST_BATCH = 1000  # rows per forward pass outside training
 DEFAULT = TaskConfig()
