@@ -29,7 +29,7 @@ from hpcfl.base.types import Ints, Shape
 from hpcfl.store import inside, manifest
 from hpcfl.store.atomic import PREFIX, created, number_of, numbered, read_text, sync, sync_folder
 from hpcfl.store.columns import Array, values, whole
-from hpcfl.store.integrity import RUN, SERVER, damage, one_line, run_of
+from hpcfl.store.inside import RUN, of_another, one_line, run_of
 
 Tensors = Mapping[str, Array]
 Chunk = tuple[Array, dict[str, Array]]
@@ -37,6 +37,7 @@ Chunk = tuple[Array, dict[str, Array]]
 Shapes = Mapping[str, tuple[int, ...]]
 
 NUMBERS = "fiubc"
+SERVER = "server.h5"  # of a checkpoint: what the server holds
 LEFT = "left-"
 BESIDE = "beside.json"  # which other checkpoints there were when it became visible
 _CHUNK_BYTES = 1 << 20
@@ -113,10 +114,9 @@ def write_rank(folder: Path, rank: int, personal: Iterable[tuple[Any, Tensors]])
     with created(path) as file:
         _write_personal(file.create_group("personal"), personal)
     sync(path)
-    note = _note(folder, rank)
-    unfinished = note.with_suffix(".part")
+    unfinished = path.with_suffix(".part")
     unfinished.write_text(json.dumps(manifest.entry(path)), encoding="utf-8")
-    unfinished.replace(note)
+    unfinished.replace(path.with_suffix(".json"))
 
 
 def write_server(
@@ -178,14 +178,34 @@ def publish(
     sync(folder / BESIDE)
     entries |= {name: manifest.entry(folder / name) for name in (SERVER, BESIDE)}
     manifest.write_entries(folder, entries)
-    before = [old for old in saved(folder.parent.parent) if number_of(old) == number_of(path)]
-    for old in before:  # damaged, or of a past that was given up
-        _remove(old)
+    for old in saved(folder.parent.parent):
+        if number_of(old) == number_of(path):  # damaged, or of a past that was given up
+            _remove(old)
     folder.rename(path)
     sync_folder(path.parent)
     for number in known.keys() - stay:
         _remove(known[number])
     return path, sum(each["bytes"] for each in entries.values())
+
+
+def damage(path: Path) -> str:
+    """Return why a checkpoint cannot be read whole, "" where it can.
+
+    Every byte is read; memory stays within a few MiB.
+    """
+    try:
+        if SERVER not in manifest.read(path):
+            return f"{path / manifest.NAME} lists no {SERVER}"
+        reasons = [f"{name}: {reason}" for name, reason in manifest.damage(path).items()]
+        if reasons:
+            return "; ".join(reasons)
+        with inside.opened(path / SERVER) as file:
+            round_, run = whole(file, "round"), str(file.attrs.get(RUN, ""))
+        if path in numbered(path.parent, "round", "") and round_ != number_of(path):
+            return f"it is the state after round {round_}"
+        return of_another(run, path.parents[1])
+    except Exception as error:  # h5py raises almost anything on a damaged file
+        return one_line(error)
 
 
 def lacking(path: Path) -> list[str]:
@@ -209,13 +229,9 @@ def _rank_file(rank: int) -> str:
     return f"rank-{rank:04d}.h5"
 
 
-def _note(folder: Path, rank: int) -> Path:
-    return folder / f"rank-{rank:04d}.json"
-
-
 def _noted(folder: Path, rank: int) -> Any:
     """Wait for the note of a rank, then take it away and return what it says."""
-    note, pause = _note(folder, rank), _LEAST_PAUSE
+    note, pause = (folder / _rank_file(rank)).with_suffix(".json"), _LEAST_PAUSE
     while not note.exists():
         time.sleep(pause)
         pause = min(1.5 * pause, _MOST_PAUSE)
@@ -303,7 +319,10 @@ def load(path: Path, personal: bool = True) -> Checkpoint:
             clock={name: float(value) for name, value in file["clock"].attrs.items()},
             memory=_tensors(file["memory"]),
             stale=_read_stale(file),
-            extras={name: _read(item) for name, item in file["extras"].items()},
+            extras={
+                name: item.asstr()[()] if h5py.check_string_dtype(item.dtype) else np.asarray(item[()])
+                for name, item in file["extras"].items()
+            },
             served={int(version): _tensors(state) for version, state in file.get("served", {}).items()},
         )
 
@@ -323,9 +342,10 @@ def load_personal(path: Path, client_ids: Iterable[int], check: bool = False) ->
     for same in _personal(path, wanted, check):
         clients = same["ids"][:]
         rows = np.flatnonzero(np.isin(clients, wanted))
-        tensors = {name: _take(item, rows) for name, item in same["tensors"].items()}
-        for place, client in enumerate(clients[rows]):
-            states[int(client)] = {name: np.asarray(values[place]) for name, values in tensors.items()}
+        for run in filter(len, np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)):  # of neighbours
+            tensors = {name: item[run[0] : run[-1] + 1] for name, item in same["tensors"].items()}
+            for place, client in enumerate(clients[run].tolist()):
+                states[client] = {name: np.asarray(values[place]) for name, values in tensors.items()}
     return states
 
 
@@ -334,16 +354,6 @@ def personal_rounds(path: Path, client_ids: Iterable[int]) -> dict[int, int]:
     with _opened(path / SERVER) as file:
         stale, done = _read_stale(file), whole(file, "round")
     return {client: stale.get(client, done) for client in client_ids}
-
-
-def personal_shapes(path: Path, client_ids: Iterable[int]) -> dict[int, Shapes]:
-    """Return the shapes of those of some clients that are there: ``{client: {name: shape}}``; RunError as `load`."""
-    wanted = np.unique(np.fromiter(client_ids, np.int64))
-    by_client: dict[int, Shapes] = {}
-    for same in _personal(path, wanted):
-        shapes = {name: item.shape[1:] for name, item in same["tensors"].items()}
-        by_client |= dict.fromkeys(np.intersect1d(same["ids"][:], wanted).tolist(), shapes)
-    return by_client
 
 
 def check_shared(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
@@ -358,12 +368,14 @@ def check_personal(
 
     `like` gives a client's personal state, which follows from the shape of its samples' features, in `shapes`.
     """
-    wanted: dict[Shape, Shapes] = {}
-    for client, saved in personal_shapes(path, clients).items():
-        shape = shapes[client]
-        if shape not in wanted:
-            wanted[shape] = _shapes(like(client))
-        _compare(saved, wanted[shape], f"data: client {client} has features of shape {shape}")
+    some, wanted = np.unique(np.fromiter(clients, np.int64)), dict[Shape, Shapes]()
+    for same in _personal(path, some):
+        saved = {name: item.shape[1:] for name, item in same["tensors"].items()}
+        for client in np.intersect1d(same["ids"][:], some).tolist():
+            shape = shapes[client]
+            if shape not in wanted:
+                wanted[shape] = _shapes(like(client))
+            _compare(saved, wanted[shape], f"data: client {client} has features of shape {shape}")
 
 
 def _compare(saved: Shapes, wanted: Shapes, whose: str) -> None:
@@ -389,16 +401,12 @@ def _personal(path: Path, clients: Ints | None = None, check: bool = False) -> I
     for rank in np.unique(homes).tolist():
         with _opened(path / _rank_file(rank), check) as file:
             for group in file["personal"].values():
-                _check_personal(group)
+                rows = len(values(group, "ids", "i", (None,)))
+                for name, item in group["tensors"].items():
+                    there = item.shape[:1] if isinstance(item, h5py.Dataset) and item.dtype.kind in NUMBERS else None
+                    if there != (rows,):
+                        raise ValueError(f"{group.name}/tensors/{name}: expected numbers of {rows} clients, got {item}")
                 yield group
-
-
-def _check_personal(group: h5py.Group) -> None:
-    """Raise ValueError where clients' tensors have not a row of numbers for each of them."""
-    clients = len(values(group, "ids", "i", (None,)))
-    for name, item in group["tensors"].items():
-        if not isinstance(item, h5py.Dataset) or item.dtype.kind not in NUMBERS or item.shape[:1] != (clients,):
-            raise ValueError(f"{group.name}/tensors/{name}: expected numbers of {clients} clients, got {item}")
 
 
 @contextmanager
@@ -423,10 +431,6 @@ def _write_shared(group: h5py.Group, shared: Mapping[str, Any]) -> None:
     for name, value in shared.items():
         data = value if isinstance(value, str) else np.asarray(value)
         group.create_dataset(_checked_name(name), data=data, fletcher32=np.size(value) > 1)
-
-
-def _read(item: h5py.Dataset) -> Any:
-    return item.asstr()[()] if h5py.check_string_dtype(item.dtype) else np.asarray(item[()])
 
 
 def _write_personal(group: h5py.Group, personal: Iterable[tuple[Any, Tensors]]) -> None:
@@ -509,10 +513,3 @@ def _append(group: h5py.Group, name: str, data: Array) -> None:
     rows = max(1, _LEAST_BYTES // row, min(len(data), _CHUNK_BYTES // row))
     chunks = (rows, *(max(1, size) for size in data.shape[1:]))
     group.create_dataset(name, data=data, chunks=chunks, maxshape=(None,) * data.ndim, fletcher32=True)
-
-
-def _take(dataset: h5py.Dataset, rows: Array) -> Array:
-    """Return some rows (ascending), read in runs of neighbours."""
-    runs = [run for run in np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1) if run.size]
-    blocks = [dataset[int(run[0]) : int(run[-1]) + 1] for run in runs]
-    return np.concatenate([np.empty((0, *dataset.shape[1:]), dataset.dtype), *blocks])

@@ -20,7 +20,7 @@ NAME = "manifest.json"
 
 
 class DamagedError(RunError):
-    """A manifest whose content is not what was written."""
+    """A manifest, or a segment, whose content is not what was written."""
 
 
 def write(folder: Path, files: Iterable[str]) -> None:
@@ -79,20 +79,15 @@ def read(folder: Path) -> dict[str, dict[str, Any]]:
         whole = False
     if not whole:
         raise DamagedError(f"{path} is damaged: its digest is not that of its content")
-    if not _is_listing(listed):
+    if not isinstance(listed, dict) or not all(
+        name and "\0" not in name and isinstance(known, dict) and all(map(_is_version, [known, *_before(known)]))
+        for name, known in listed.items()
+    ):
         raise RunError(f"{path}: files: expected bytes and sha256 of each file, got {cut(repr(listed), VALUE)}")
     if outside := [name for name in listed if Path(name).is_absolute() or ".." in Path(name).parts]:
         raise RunError(f"{path} lists '{outside[0]}', which is not in its folder: expected files of the run alone")
     found: dict[str, dict[str, Any]] = listed
     return found
-
-
-def _is_listing(listed: Any) -> bool:
-    """Whether what a manifest lists are files, each with the bytes and the digest of all that it may be."""
-    return isinstance(listed, dict) and all(
-        name and "\0" not in name and isinstance(known, dict) and all(map(_is_version, [known, *_before(known)]))
-        for name, known in listed.items()
-    )
 
 
 def _is_version(version: Any) -> bool:
