@@ -5,14 +5,13 @@ Where one of them writes to an array, it gets a copy of these pages of its own.
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import is_dataclass
-from importlib import import_module
-from operator import attrgetter
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,8 @@ def shared(federation: Federation, source: Source) -> Iterator[str]:
     """
     writer, file, words = Writer(source), None, ""
     try:
-        text = json.dumps([writer.parts(federation), writer.places]).encode()
+        writer.dump(federation)
+        text = pickle.dumps(writer.places) + writer.text.getvalue()
         start = _aligned(START + 8 + len(text))
         file, words = memfd.created(start + writer.size)
         with os.fdopen(file, "wb", closefd=False) as room:
@@ -45,9 +45,8 @@ def shared(federation: Federation, source: Source) -> Iterator[str]:
             for array, (offset, *_) in zip(writer.arrays, writer.places):
                 room.seek(start + offset)
                 room.write(np.ascontiguousarray(array.transpose(_axes(array))).reshape(-1).view(np.uint8).data)
-    except (TypeError, AttributeError, OSError):
+    except (TypeError, AttributeError, pickle.PicklingError, OSError):
         words = ""
-    writer.arrays.clear()
     try:
         yield words
     finally:
@@ -71,18 +70,17 @@ def attach(text: str, source: Source) -> Federation:
     finally:
         os.close(file)
     length = int.from_bytes(memory[START : START + 8], "little")
-    parts, places = json.loads(memory[START + 8 : START + 8 + length])
-    start = _aligned(START + 8 + length)
+    words, start = BytesIO(memory[START + 8 : START + 8 + length]), _aligned(START + 8 + length)
     arrays = [
         np.ndarray(shape, kind, memory, start + offset, strides) if 0 not in shape else np.empty(shape, kind)
-        for offset, kind, shape, strides in places
+        for offset, kind, shape, strides in pickle.load(words)
     ]
-    made: Federation = _made(parts, arrays, source)
+    made: Federation = Reader(words, [*arrays, source]).load()
     return made
 
 
-class Writer:
-    """Takes a federation apart: arrays, and what tells how they belong together, which JSON can hold.
+class Writer(pickle.Pickler):
+    """Takes a federation apart: arrays, and a `text` that tells how they belong together.
 
     Attributes
     ----------
@@ -93,44 +91,53 @@ class Writer:
     """
 
     def __init__(self, source: Source) -> None:
+        self.text = BytesIO()
+        super().__init__(self.text)
         self.source = source
         self.arrays: list[NDArray[Any]] = []
         self.places: list[tuple[int, str, tuple[int, ...], tuple[int, ...]]] = []
         self.size = 0
         self._known: dict[int, int] = {}
 
-    def parts(self, value: Any) -> Any:
-        """Return plain values as they are, and all else as a list of its kind and its parts; TypeError if unknown."""
-        if value is None or type(value) in (bool, int, float, str):
-            return value
+    def persistent_id(self, value: Any) -> int | None:
+        """Return the place of an array among all, and -1 for the source, which others have; None for all else."""
         if value is self.source:
-            return ["source"]
-        if type(value) is np.ndarray:
-            return ["array", self._place(value)]
-        if type(value) in (list, tuple):
-            return [type(value).__name__, *map(self.parts, value)]
-        if type(value) is dict:
-            return ["dict", *([self.parts(key), self.parts(each)] for key, each in value.items())]
-        if isinstance(value, Path):
-            return ["path", str(value)]
-        if isinstance(value, np.dtype) and value.names is None:
-            return ["dtype", value.str]
-        kind = type(value)
-        if not kind.__module__.startswith("hpcfl.") or not (is_dataclass(kind) or hasattr(kind, "_fields")):
-            raise TypeError(f"{kind} cannot be shared")
-        named = value._asdict() if hasattr(kind, "_fields") else vars(value)
-        return ["object", kind.__module__, kind.__qualname__, {name: self.parts(each) for name, each in named.items()}]
+            return -1
+        if type(value) is not np.ndarray:
+            return None
+        if id(value) not in self._known:  # it stays: `arrays` holds it
+            repeated = value.size and any(n > 1 and not step for n, step in zip(value.shape, value.strides))
+            if value.dtype.hasobject or value.dtype.names or repeated:
+                raise TypeError(f"arrays of {value.dtype} and strides {value.strides} cannot be shared")
+            strides, step = list(value.strides), value.itemsize  # without gaps; of axes of length 1 they say nothing
+            for axis in reversed(_axes(value)):
+                if value.shape[axis] > 1:
+                    strides[axis] = step
+                    step *= value.shape[axis]
+            self._known[id(value)] = len(self.arrays)
+            self.places.append((self.size, value.dtype.str, value.shape, tuple(strides)))
+            self.arrays.append(value)
+            self.size += _aligned(value.nbytes)
+        return self._known[id(value)]
 
-    def _place(self, array: NDArray[Any]) -> int:
-        repeated = array.size and any(n > 1 and not step for n, step in zip(array.shape, array.strides))
-        if array.dtype.hasobject or array.dtype.names or repeated:
-            raise TypeError(f"arrays of {array.dtype} and strides {array.strides} cannot be shared")
-        if id(array) not in self._known:  # it stays: `arrays` holds it
-            self._known[id(array)] = len(self.arrays)
-            self.places.append((self.size, array.dtype.str, array.shape, _dense(array)))
-            self.arrays.append(array)
-            self.size += _aligned(array.nbytes)
-        return self._known[id(array)]
+    def reducer_override(self, value: Any) -> Any:
+        """Refuse with a TypeError what is neither plain nor a path, a type of numbers, or a data class of ours."""
+        kind = value if isinstance(value, type) else type(value)
+        ours = kind.__module__.startswith("hpcfl.") and (is_dataclass(kind) or hasattr(kind, "_fields"))
+        if not ours and not issubclass(kind, (Path, np.dtype)):
+            raise TypeError(f"{kind} cannot be shared")
+        return NotImplemented
+
+
+class Reader(pickle.Unpickler):
+    """Puts together what a `Writer` took apart; `known` are the arrays, and the source."""
+
+    def __init__(self, text: BytesIO, known: list[Any]) -> None:
+        super().__init__(text)
+        self.known = known
+
+    def persistent_load(self, place: int) -> Any:
+        return self.known[place]
 
 
 def _aligned(size: int) -> int:
@@ -140,39 +147,3 @@ def _aligned(size: int) -> int:
 def _axes(array: NDArray[Any]) -> list[int]:
     """Return the axes from the one of the longest steps in memory to that of the shortest."""
     return sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
-
-
-def _dense(array: NDArray[Any]) -> tuple[int, ...]:
-    """Return an array's strides as they are without gaps; those of axes of length 1, which say nothing, stay."""
-    strides, step = list(array.strides), array.itemsize
-    for axis in reversed(_axes(array)):
-        if array.shape[axis] > 1:
-            strides[axis] = step
-            step *= array.shape[axis]
-    return tuple(strides)
-
-
-def _made(parts: Any, arrays: list[NDArray[Any]], source: Source) -> Any:
-    """Return what `Writer.parts` took apart."""
-    if not isinstance(parts, list):
-        return parts
-    kind, *rest = parts
-    if kind == "source":
-        return source
-    if kind == "array":
-        return arrays[rest[0]]
-    if kind in ("path", "dtype"):
-        return Path(rest[0]) if kind == "path" else np.dtype(rest[0])
-    if kind == "dict":
-        return {_made(key, arrays, source): _made(value, arrays, source) for key, value in rest}
-    if kind == "object":
-        module, name, named = rest
-        values = {name: _made(each, arrays, source) for name, each in named.items()}
-        owner: Any = attrgetter(name)(import_module(module))
-        if hasattr(owner, "_fields"):
-            return owner(**values)
-        whole = object.__new__(owner)
-        vars(whole).update(values)
-        return whole
-    made = [_made(each, arrays, source) for each in rest]
-    return tuple(made) if kind == "tuple" else made
