@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +70,9 @@ class Checkpoint:
     """
 
     round: int
-    shared: dict[str, Array]
-    personal: list[Chunk]
-    clock: dict[str, float]
+    shared: dict[str, Any]
+    personal: list[Chunk] = field(default_factory=list)
+    clock: dict[str, float] = field(default_factory=dict)
     memory: dict[str, Array] = field(default_factory=dict)
     stale: dict[int, int] = field(default_factory=dict)
     extras: dict[str, Any] = field(default_factory=dict)
@@ -119,19 +119,8 @@ def write_rank(folder: Path, rank: int, personal: Iterable[tuple[Any, Tensors]])
     unfinished.replace(path.with_suffix(".json"))
 
 
-def write_server(
-    folder: Path,
-    round: int,
-    shared: Tensors,
-    clock: Mapping[str, float],
-    memory: Tensors | None = None,
-    stale: Mapping[int, int] | None = None,
-    extras: Mapping[str, Any] | None = None,
-    served: Mapping[int, Tensors] | None = None,
-    homes: Sequence[int] | Ints = (),
-    score: float = np.nan,
-) -> None:
-    """Write what the server holds after `round` rounds, see `Checkpoint`; dtypes are kept to the bit.
+def write_server(folder: Path, state: Checkpoint, homes: Sequence[int] | Ints = (), score: float = np.nan) -> None:
+    """Write what the server holds, all of a checkpoint but the clients' personal state; dtypes are kept to the bit.
 
     Parameters
     ----------
@@ -149,16 +138,18 @@ def write_server(
     """
     path = folder / SERVER
     with created(path) as file:
-        file.attrs.update({"round": round, "score": float(score), RUN: run_of(folder.parents[1])})
-        file.create_group("clock").attrs.update({name: float(value) for name, value in clock.items()})
-        _write_shared(file.create_group("shared"), shared)
-        _write_shared(file.create_group("extras"), extras or {})
-        _write_shared(file.create_group("memory"), memory or {})
-        for version, state in (served or {}).items():
-            _write_shared(file.create_group(f"served/{version}"), state)
+        file.attrs.update({"round": state.round, "score": float(score), RUN: run_of(folder.parents[1])})
+        file.create_group("clock").attrs.update({name: float(value) for name, value in state.clock.items()})
+        groups = {"shared": state.shared, "extras": state.extras, "memory": state.memory}
+        groups |= {f"served/{version}": tensors for version, tensors in state.served.items()}
+        for group, tensors in groups.items():
+            inner = file.create_group(group)
+            for name, value in tensors.items():
+                data = value if isinstance(value, str) else np.asarray(value)
+                inner.create_dataset(_checked_name(name), data=data, fletcher32=np.size(value) > 1)
         file.create_dataset("homes", data=np.asarray(homes, np.int64))
-        if stale:
-            file.create_group("stale").update({"ids": [*stale], "rounds": [*stale.values()]})
+        if state.stale:
+            file.create_group("stale").update({"ids": [*state.stale], "rounds": [*state.stale.values()]})
     sync(path)
 
 
@@ -172,7 +163,12 @@ def publish(
     """
     path = folder.with_name(f"round-{number_of(folder):06d}")
     known = {number_of(old): old for old in saved(path.parents[1]) if number_of(old) < number_of(path)}
-    stay = {*known} if kept is None else {*kept(_scores({**known, number_of(path): folder}))}
+    scores = dict[int, float]()
+    for number, each in {**known, number_of(path): folder}.items() if kept is not None else ():
+        scores[number] = float("nan")  # also of one that cannot be read
+        with suppress(RunError), _opened(each / SERVER) as file:
+            scores[number] = float(file.attrs["score"])
+    stay = {*known} if kept is None else {*kept(scores)}
     entries = {_rank_file(rank): _noted(folder, rank) for rank in ranks}
     (folder / BESIDE).write_text(json.dumps(sorted(stay & known.keys())))
     sync(folder / BESIDE)
@@ -272,16 +268,6 @@ def _warn(line: str) -> None:
     _log.warning("hpcfl: %s", cut(line, LINE))
 
 
-def _scores(paths: Mapping[int, Path]) -> dict[int, float]:
-    """Return how good the state of each checkpoint is; NaN where that is not known, or cannot be read."""
-    found = {}
-    for number, path in paths.items():
-        found[number] = float("nan")
-        with suppress(RunError), _opened(path / SERVER) as file:
-            found[number] = float(file.attrs["score"])
-    return found
-
-
 def latest(run_dir: Path) -> Path | None:
     """Return the newest checkpoint that is whole, None where there is none at all; warn of those passed over.
 
@@ -308,23 +294,17 @@ def latest(run_dir: Path) -> Path | None:
 
 def load(path: Path, personal: bool = True) -> Checkpoint:
     """Read a checkpoint, with the clients' personal state or without; RunError if it is not there or damaged."""
-    states: list[Chunk] = []
-    for group in _personal(path) if personal else ():
-        states.append((group["ids"][:], {name: item[:] for name, item in group["tensors"].items()}))
+    groups = _personal(path) if personal else ()
+    states = [(group["ids"][:], {name: item[:] for name, item in group["tensors"].items()}) for group in groups]
     with _opened(path / SERVER) as file:
-        return Checkpoint(
-            round=whole(file, "round"),
-            shared=_tensors(file["shared"]),
-            personal=states,
-            clock={name: float(value) for name, value in file["clock"].attrs.items()},
-            memory=_tensors(file["memory"]),
-            stale=_read_stale(file),
-            extras={
-                name: item.asstr()[()] if h5py.check_string_dtype(item.dtype) else np.asarray(item[()])
-                for name, item in file["extras"].items()
-            },
-            served={int(version): _tensors(state) for version, state in file.get("served", {}).items()},
-        )
+        shared, memory = _tensors(file["shared"]), _tensors(file["memory"])
+        clock = {name: float(value) for name, value in file["clock"].attrs.items()}
+        extras = {
+            name: item.asstr()[()] if h5py.check_string_dtype(item.dtype) else np.asarray(item[()])
+            for name, item in file["extras"].items()
+        }
+        served = {int(version): _tensors(state) for version, state in file.get("served", {}).items()}
+        return Checkpoint(whole(file, "round"), shared, states, clock, memory, _read_stale(file), extras, served)
 
 
 def _tensors(group: h5py.Group) -> dict[str, Array]:
@@ -383,10 +363,8 @@ def _compare(saved: Shapes, wanted: Shapes, whose: str) -> None:
         saved_shape = saved.get(name)
         if saved_shape != shape:
             there = "none" if saved_shape is None else list(saved_shape)
-            raise UsageError(
-                f"{whose}: '{name}' has shape {list(shape)} on these data, in the checkpoint {there}: "
-                "expected the data of the run"
-            )
+            said = f"'{name}' has shape {list(shape)} on these data, in the checkpoint {there}"
+            raise UsageError(f"{whose}: {said}: expected the data of the run")
 
 
 def _shapes(tensors: Mapping[str, Any]) -> Shapes:
@@ -426,29 +404,22 @@ def _read_stale(file: h5py.File) -> dict[int, int]:
     return {} if group is None else dict(zip(group["ids"][:].tolist(), group["rounds"][:].tolist()))
 
 
-def _write_shared(group: h5py.Group, shared: Mapping[str, Any]) -> None:
-    """Write tensors, whatever their shapes, numbers and strings."""
-    for name, value in shared.items():
-        data = value if isinstance(value, str) else np.asarray(value)
-        group.create_dataset(_checked_name(name), data=data, fletcher32=np.size(value) > 1)
-
-
 def _write_personal(group: h5py.Group, personal: Iterable[tuple[Any, Tensors]]) -> None:
     """Write chunk after chunk, each to the group of its shapes."""
     groups: dict[Any, h5py.Group] = {}
-    for clients, tensors in _batches(_checked(personal)):
-        kind = _kind(tensors)
+    for kind, chunks in groupby(_checked(personal), _kind):
         if kind not in groups:
             groups[kind] = group.create_group(f"{len(groups):03d}")
-        _append(groups[kind], "ids", clients)
         tensor_group = groups[kind].require_group("tensors")
-        for name, data in tensors.items():
-            _append(tensor_group, name, data)
+        for clients, tensors in _batches(chunks):
+            _append(groups[kind], "ids", clients)
+            for name, data in tensors.items():
+                _append(tensor_group, name, data)
 
 
-def _kind(tensors: Tensors) -> tuple[tuple[str, tuple[int, ...], str], ...]:
+def _kind(chunk: Chunk) -> tuple[tuple[str, tuple[int, ...], str], ...]:
     """Return what chunks have in common that are rows of the same datasets."""
-    return tuple(sorted((name, data.shape[1:], data.dtype.str) for name, data in tensors.items()))
+    return tuple(sorted((name, data.shape[1:], data.dtype.str) for name, data in chunk[1].items()))
 
 
 def _checked(personal: Iterable[tuple[Any, Tensors]]) -> Iterator[Chunk]:
@@ -476,25 +447,22 @@ def _checked_name(name: str) -> str:
 
 
 def _batches(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-    """Join small neighbours of equal shapes: writing clients one by one is ten times slower."""
+    """Join small chunks of equal shapes: writing clients one by one is ten times slower."""
     held: list[Chunk] = []
     size = 0
     for clients, tensors in chunks:
-        if held and _kind(tensors) != _kind(held[0][1]):
-            yield _concatenated(held)
-            held, size = [], 0
         size += sum(data.nbytes for data in tensors.values()) + clients.nbytes
         if size < _CHUNK_BYTES:  # copied, as the caller may fill the same arrays again
             clients, tensors = clients.copy(), {name: data.copy() for name, data in tensors.items()}
         held.append((clients, tensors))
         if size >= _CHUNK_BYTES:
-            yield _concatenated(held)
+            yield _joined(held)
             held, size = [], 0
     if held:
-        yield _concatenated(held)
+        yield _joined(held)
 
 
-def _concatenated(chunks: list[Chunk]) -> Chunk:
+def _joined(chunks: list[Chunk]) -> Chunk:
     if len(chunks) == 1:
         return chunks[0]
     clients = np.concatenate([ids for ids, _ in chunks])

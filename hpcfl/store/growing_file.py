@@ -203,17 +203,13 @@ def survey(file: BinaryIO, area: Area) -> Records:
     """Find out which records are there; what seems damaged is read again, as it may have been written meanwhile."""
     there = (os.fstat(file.fileno()).st_size - area.at) // area.each
     area = area._replace(records=max(0, min(area.records, there)))
-    marked, good, touched = [], [], []
+    whole, written, touched = np.zeros(area.records, bool), np.zeros(area.records + 1, bool), list[int]()
     for start, records in _pieces(file, area):
-        places = np.flatnonzero(records[:, -8:].any(axis=1))
-        marked += (places + start).tolist()
-        touched += (np.flatnonzero(records.view("u8").any(axis=1)) + start).tolist()
-        good += [start + place for place in places.tolist() if _is_whole(records[place], start + place)]
-    whole = np.zeros(area.records, bool)
-    whole[good] = True
-    written = np.zeros(area.records + 1, bool)
-    written[marked] = True
-    last = good[-1] + 1 if good else 0
+        places = start + np.flatnonzero(records[:, -8:].any(axis=1))
+        written[places] = True
+        whole[[place for place in places.tolist() if _is_whole(records[place - start], place)]] = True
+        touched += (start + np.flatnonzero(records.view("u8").any(axis=1))).tolist()
+    last = int(np.flatnonzero(whole).max(initial=-1)) + 1
     end = last + int(np.argmin(written[last:]))
     doubtful = np.flatnonzero(~whole[:end])
     again = [_is_whole(_bytes(file, area, place, 1)[0], place) for place in doubtful.tolist()]

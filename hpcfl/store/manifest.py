@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from hpcfl.base.digests import digest
 from hpcfl.base.errors import VALUE, RunError, cut
-from hpcfl.store.atomic import check_regular, read_text, write_text
+from hpcfl.store.atomic import check_regular, read_text, replace, write_text
 
 NAME = "manifest.json"
 
@@ -33,24 +34,20 @@ def write_entries(folder: Path, entries: Mapping[str, Mapping[str, Any]]) -> Non
     write_text(folder / NAME, _text(dict(sorted(entries.items()))))
 
 
-def announce(folder: Path, name: str, new: Path) -> None:
-    """List the file that is about to become `name`; the one that it replaces stays good. RunError as `read`.
+@contextmanager
+def replaced(folder: Path, name: str) -> Iterator[Path]:
+    """Yield a temporary path, as `replace`; the file is listed before it becomes `name`, beside what it replaces.
 
-    It begins the manifest where there is none.
+    It begins the manifest where there is none. RunError as `read`.
     """
-    listed = read(folder) if (folder / NAME).exists() else {}
-    earlier = listed.pop(name, None)
-    listed[name] = entry(new)
-    if earlier is not None and (folder / name).exists():
-        present = entry(folder / name)
-        if present in _versions(earlier):
+    with replace(folder / name) as new:
+        yield new
+        listed = read(folder) if (folder / NAME).exists() else {}
+        earlier = _versions(listed[name]) if name in listed and (folder / name).exists() else []
+        listed[name] = entry(new)
+        if earlier and (present := entry(folder / name)) in earlier:
             listed[name]["before"] = present
-    write_entries(folder, listed)
-
-
-def settle(folder: Path, name: str) -> None:
-    """Forget what a file has replaced, now that it has its name. RunError as `read`."""
-    listed = read(folder)
+        write_entries(folder, listed)
     if listed[name].pop("before", None) is not None:
         write_entries(folder, listed)
 

@@ -29,7 +29,7 @@ from hpcfl.store import growing_file, inside, manifest
 from hpcfl.store.atomic import check_regular, number_of, numbered
 from hpcfl.store.attributes import attributes_of
 from hpcfl.store.checkpoints import damage, saved
-from hpcfl.store.columns import CLIENT, Array, Column, Coords, Fact, fill_of, shape_of
+from hpcfl.store.columns import CLIENT, Array, Column, Fact, fill_of, shape_of
 from hpcfl.store.inside import RUN, of_another, one_line
 from hpcfl.store.manifest import DamagedError
 from hpcfl.store.status import read_status
@@ -91,7 +91,10 @@ def open_run(path: Path | str) -> xarray.Dataset:
     rounds = [part.rounds[:n] for part, n in counted]
     variables["round"] = ("round", np.concatenate([np.empty(0, np.int64), *rounds]))
     columns = merged_columns(parts)
-    _check_room(run_dir, parts, columns, coords, sum(map(len, rounds)))
+    needed = sum(prod(shape_of(each, coords, sum(map(len, rounds)))) * each.stored.itemsize for each in columns)
+    there = sum(part.path.stat().st_size for part in parts if part.path.is_file())
+    if needed > max(MOST_BYTES, inside.RATIO * there):  # most of them being lost
+        raise RunError(f"'{run_dir}' claims {needed} bytes of rows; its segments have {there}: expected what they hold")
     for column in columns:
         about = {"long_name": column.long_name} | ({"units": column.units} if column.units else {})
         variables[column.name] = (("round", *column.dims), _joined(column, coords, counted), about)
@@ -201,10 +204,8 @@ def segment_paths(run_dir: Path) -> list[Path]:
     names = {path.name for path in present}
     missing = [name for name in json.loads(run_attributes(run_dir)["segments"]) if name not in names]
     if missing and _alone(run_dir):
-        raise RunError(
-            f"'{run_dir / 'run.h5'}' is a table of rows that lie elsewhere: expected metrics/{missing[0]} beside it; "
-            "copy the whole run folder"
-        )
+        beside = f"expected metrics/{missing[0]} beside it; copy the whole run folder"
+        raise RunError(f"'{run_dir / 'run.h5'}' is a table of rows that lie elsewhere: {beside}")
     if missing:
         raise RunError(f"run folder '{run_dir}' lacks metrics/{', metrics/'.join(missing)}: expected a copy there")
     return present
@@ -268,7 +269,13 @@ def read_part(path: Path, with_data: bool = False) -> Part:
     """Read what a segment holds, and its acknowledged rows if wanted."""
     try:
         with _segment(path) as (file, layout):
-            return _live_part(path, file, layout, with_data) if layout else _closed_part(path, file, with_data)
+            if layout is None:
+                return _closed_part(path, file, with_data)
+            found = growing_file.survey(file, layout.rows)
+            rounds, lost = layout.first + np.arange(found.end), layout.first + found.lost
+            about = layout.first, layout.rounds, rounds, layout.columns, layout.coords, found.end
+            part = Part(path, *about, lost=lost, reason=growing_file.size_damage(file, layout), layout=layout)
+            return replace(part, data=live_rows(part, file, 0, found.end)) if with_data else part
     except FileNotFoundError as error:
         raise UsageError(f"segment {path} cannot be read: {error}") from error
     except OSError as error:
@@ -280,14 +287,6 @@ def read_part(path: Path, with_data: bool = False) -> Part:
         known = json.loads(attributes_of(file).get("parts", "{}")).get(path.name, {"first": 0, "rounds": 0, "rows": []})
         rounds = _unpacked(known["rows"])
     return Part(path, known["first"], known["rounds"], rounds, columns, coords, 0, lost=rounds, reason=reason)
-
-
-def _live_part(path: Path, file: Any, layout: growing_file.Layout, with_data: bool) -> Part:
-    found = growing_file.survey(file, layout.rows)
-    rounds, lost = layout.first + np.arange(found.end), layout.first + found.lost
-    about = layout.first, layout.rounds, rounds, layout.columns, layout.coords, found.end
-    part = Part(path, *about, lost=lost, reason=growing_file.size_damage(file, layout), layout=layout)
-    return replace(part, data=live_rows(part, file, 0, found.end)) if with_data else part
 
 
 def live_rows(part: Part, file: Any, start: int, stop: int) -> dict[str, Array]:
@@ -313,7 +312,12 @@ def _closed_part(path: Path, file: h5py.File, with_data: bool) -> Part:
     if not np.array_equal(rounds, np.unique(rounds.clip(first, total - 1))):
         raise ValueError(f"/round: expected rising numbers from {first} to {total - 1}, got {listed(rounds)}")
     columns, coords = table.table_in(json.loads(table.values(file, HEADER, "u", (None,)).tobytes()))
-    data = {each.name: _column(file, each, coords, len(rounds)) for each in columns} if with_data else {}
+    data = dict[str, Array]()
+    for column in columns if with_data else ():
+        item, shape = file.get(column.name), shape_of(column, coords, len(rounds))
+        if not isinstance(item, h5py.Dataset) or item.dtype != column.stored or item.shape != shape:
+            raise ValueError(f"/{column.name}: expected a dataset of {column.stored} and the shape {shape}, got {item}")
+        data[column.name] = item[()]
     lost, reason = _unpacked(json.loads(file.attrs.get("lost", "[]"))), str(file.attrs.get("damage", ""))
     return Part(path, first, total, rounds, columns, coords, len(rounds), data, lost, reason)
 
@@ -321,23 +325,20 @@ def _closed_part(path: Path, file: h5py.File, with_data: bool) -> Part:
 def read_events(path: Path) -> Array:
     """The events of a segment; a line tells of those that are lost."""
     with suppress(Exception), _segment(path) as (file, layout):
-        if layout:
-            return _live_events(path, file, layout)
-        events: Array = file["log/events"][:]
-        if events.dtype == growing_file.EVENT:
-            return events
+        if layout is None:
+            events: Array = file["log/events"][:]
+            if events.dtype == growing_file.EVENT:
+                return events
+        else:
+            found = growing_file.survey(file, layout.events)
+            if len(found.lost):
+                tell(f"{path} is damaged: {len(found.lost)} of its {found.end} events are lost")
+            content = growing_file.read(file, layout.events, 0, found.end, found.lost)
+            records = np.delete(content, found.lost, axis=0)[:, growing_file.LEAD :][:, : growing_file.EVENT.itemsize]
+            return np.ascontiguousarray(records).reshape(-1).view(growing_file.EVENT)
     if not any(str(path) in line for line in _told):  # else a line has told of the whole file
         tell(f"{path} is damaged: its events are lost")
     return np.empty(0, growing_file.EVENT)
-
-
-def _live_events(path: Path, file: Any, layout: growing_file.Layout) -> Array:
-    found = growing_file.survey(file, layout.events)
-    if len(found.lost):
-        tell(f"{path} is damaged: {len(found.lost)} of its {found.end} events are lost")
-    content = growing_file.read(file, layout.events, 0, found.end, found.lost)
-    records = np.delete(content, found.lost, axis=0)[:, growing_file.LEAD :][:, : growing_file.EVENT.itemsize]
-    return np.ascontiguousarray(records).reshape(-1).view(growing_file.EVENT)
 
 
 def tell_of(part: Part, rows: int | None = None) -> None:
@@ -365,14 +366,6 @@ def _unpacked(runs: Sequence[Sequence[int]]) -> Array:
     if (lost := sum(last - first for first, last in runs)) > MOST_LOST:
         raise ValueError(f"{lost} rounds are said to be there, expected at most {MOST_LOST} that are not")
     return np.concatenate([np.empty(0, np.int64), *(np.arange(first, last) for first, last in runs)])
-
-
-def _column(file: h5py.File, column: Column, coords: Coords, rows: int) -> Array:
-    item, shape = file.get(column.name), shape_of(column, coords, rows)
-    if not isinstance(item, h5py.Dataset) or item.dtype != column.stored or item.shape != shape:
-        raise ValueError(f"/{column.name}: expected a dataset of {column.stored} and the shape {shape}, got {item}")
-    found: Array = item[()]
-    return found
 
 
 def promises(run_dir: Path) -> tuple[bool, list[Path]]:
@@ -412,9 +405,8 @@ def counts(parts: Sequence[Part], done: int = 0) -> list[tuple[Part, int]]:
         begin = int(part.rounds[-1]) + 1 if len(part.rounds) else part.first
         end = int(limit) if limit < np.inf else done if place == last else 0
         if end - begin > MOST_LOST:
-            raise RunError(
-                f"{part.path} lacks {end - begin} rounds that are said to be done: expected at most {MOST_LOST}"
-            )
+            lacks = f"{end - begin} rounds that are said to be done"
+            raise RunError(f"{part.path} lacks {lacks}: expected at most {MOST_LOST}")
         if end > begin:
             more = np.arange(begin, end)
             part = replace(part, rounds=np.append(part.rounds, more), lost=np.append(part.lost, more))
@@ -462,16 +454,6 @@ def other_clients(parts: Sequence[Part], facts: Sequence[Fact]) -> str:
         if CLIENT in part.coords and known - {len(part.coords[CLIENT])}:
             return f"run.h5 knows of {listed(known)} clients, metrics/{part.path.name} of {len(part.coords[CLIENT])}"
     return ""
-
-
-def _check_room(
-    run_dir: Path, parts: Sequence[Part], columns: Sequence[Column], coords: Mapping[str, Array], rows: int
-) -> None:
-    """Raise RunError where so many rows take memory that they have not taken on the disk, most of them being lost."""
-    needed = sum(prod(shape_of(column, coords, rows)) * column.stored.itemsize for column in columns)
-    there = sum(part.path.stat().st_size for part in parts if part.path.is_file())
-    if needed > max(MOST_BYTES, inside.RATIO * there):
-        raise RunError(f"'{run_dir}' claims {needed} bytes of rows; its segments have {there}: expected what they hold")
 
 
 def _joined(column: Column, coords: Mapping[str, Array], counted: Sequence[tuple[Part, int]]) -> Array:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ import numpy as np
 
 from hpcfl.base.errors import RunError, UsageError
 from hpcfl.store import inside, manifest, reading
-from hpcfl.store.atomic import clean, created, number_of, numbered, replace
+from hpcfl.store.atomic import clean, created, number_of, numbered
 from hpcfl.store.attributes import RUN_FORMAT
 from hpcfl.store.checkpoints import saved
 from hpcfl.store.columns import AXES, CLIENT, Column, Coords, Fact, add_scales, described, fill_of, shape_of
@@ -123,18 +122,8 @@ def _list(run_dir: Path, segments: Sequence[Path]) -> None:
         manifest.write(run_dir, ["run.h5", *closed])
 
 
-@contextmanager
-def _listed(run_dir: Path, name: str) -> Iterator[h5py.File]:
-    """Yield the HDF5 file that takes the place of one of the run at one stroke, in the manifest too."""
-    with replace(run_dir / name) as new:
-        with created(new, libver=FORMAT) as file:
-            yield file
-        manifest.announce(run_dir, name, new)
-    manifest.settle(run_dir, name)
-
-
 def _write(run_dir: Path, attributes: Mapping[str, str], facts: Sequence[Fact], parts: Sequence[Part]) -> None:
-    with _listed(run_dir, "run.h5") as file:
+    with manifest.replaced(run_dir, "run.h5") as new, created(new, libver=FORMAT) as file:
         file.attrs.update(attributes)
         file.attrs["format"] = RUN_FORMAT
         file.attrs["segments"] = json.dumps([part.path.name for part in parts])
@@ -190,7 +179,7 @@ def _seal_segment(path: Path) -> bool:
     reading.tell_of(part)
     if part.layout is None:
         return False
-    with _listed(path.parents[1], f"metrics/{path.name}") as file:
+    with manifest.replaced(path.parents[1], f"metrics/{path.name}") as new, created(new, libver=FORMAT) as file:
         file.attrs.update({"first": part.first, "rounds": part.total, "sealed": 1, RUN: part.layout.run})
         if len(part.lost):
             file.attrs["lost"] = json.dumps(reading.packed(part.lost))
@@ -202,7 +191,13 @@ def _seal_segment(path: Path) -> bool:
             _add_checked(file, name, data.shape, data.dtype, data)
         for column in part.columns:
             _add_checked(file, column.name, shape_of(column, part.coords, len(part.rounds)), column.stored)
-        _copy_rows(part, file)
+        rows = len(part.rounds)  # copied a block at a time so that memory stays small
+        step = max(1, _BLOCK_BYTES * rows // max(1, sum(file[column.name].nbytes for column in part.columns)))
+        with path.open("rb", buffering=0) as raw:
+            for start in range(0, rows, step):
+                for name, values in reading.live_rows(part, raw, start, min(start + step, rows)).items():
+                    if values.size:
+                        file[name][start : start + len(values)] = values
     return True
 
 
@@ -214,14 +209,3 @@ def _add_checked(file: h5py.File, name: str, shape: tuple[int, ...], dtype: Any,
     chunk = (min(shape[0], max(1, _CHUNK_BYTES // row)), *shape[1:])
     filters = {"shuffle": True, "compression": "gzip", "compression_opts": 1, "fletcher32": True}
     return file.create_dataset(name, shape, dtype, data=data, chunks=chunk, **filters)
-
-
-def _copy_rows(part: Part, target: h5py.File) -> None:
-    """Copy the acknowledged rows, a block at a time so that memory stays small."""
-    rows = len(part.rounds)
-    step = max(1, _BLOCK_BYTES * rows // max(1, sum(target[column.name].nbytes for column in part.columns)))
-    with part.path.open("rb", buffering=0) as raw:
-        for start in range(0, rows, step):
-            for name, values in reading.live_rows(part, raw, start, min(start + step, rows)).items():
-                if values.size:
-                    target[name][start : start + len(values)] = values

@@ -1,7 +1,8 @@
 """The writer of a segment: what one start of a run records, one row a round, readable while it grows.
 
-A row is one record, written at once and checked by every reader (live.py says how it lies on file); sealing makes
-columns of them (table.py). Rare things that happen to a run are events, records of fixed width in a place of their own.
+A row is one record, written at once and checked by every reader (growing_file.py says how it lies on file); sealing
+makes columns of them (run_file.py). Rare things that happen to a run are events, records of fixed width in a place of
+their own.
 """
 
 from __future__ import annotations
