@@ -121,7 +121,7 @@ def saved(state: Tensor, out: Path | None) -> dict[str, float]:
     with tempfile.TemporaryDirectory(dir=out) as folder:
         start = time.perf_counter()
         draft = store.draft(Path(folder), ROUNDS, "large")
-        store.write_server(draft, ROUNDS, {NAME: state.numpy()}, {})
+        store.write_server(draft, store.Checkpoint(ROUNDS, {NAME: state.numpy()}))
         path, _ = store.publish(draft)
         written = time.perf_counter()
         shared = store.load(path).shared

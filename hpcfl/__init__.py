@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from hpcfl.learning.one_client import ClientBatch
     from hpcfl.learning.optim import zeros
     from hpcfl.learning.task import Task
-    from hpcfl.results.run_table import group_figures
-    from hpcfl.results.sweeps import open_sweep
+    from hpcfl.results.run_table import group_figures, open_sweep
     from hpcfl.results.trained import open_models
     from hpcfl.schedule.speeds import Speed
     from hpcfl.store import open_run
@@ -83,7 +82,7 @@ _PLACES = {
     "Sums": "hpcfl.sums.message",
     "open_run": "hpcfl.store",
     "group_figures": "hpcfl.results.run_table",
-    "open_sweep": "hpcfl.results.sweeps",
+    "open_sweep": "hpcfl.results.run_table",
 }
 
 

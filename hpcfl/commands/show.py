@@ -18,7 +18,7 @@ from hpcfl.base.console import width_of
 from hpcfl.base.errors import RunError, UserError
 from hpcfl.results.curves import ACCURACY, recorded_metrics
 from hpcfl.results.run_table import Group, Recorded, groups, last_figures
-from hpcfl.store.integrity import one_line
+from hpcfl.store.inside import one_line
 from hpcfl.sums.guard import WARNINGS
 
 Rows = Sequence[Mapping[str, Any]]

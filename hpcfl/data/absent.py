@@ -12,7 +12,7 @@ import numpy as np
 
 from hpcfl.base.errors import UsageError
 from hpcfl.base.types import Ints, Shape
-from hpcfl.data.base import ClientData, Federation, Header, Inputs, Labels, Piece, Source
+from hpcfl.data.base import ClientData, Federation, Header, Piece, Samples, Source
 
 FEW = 3  # samples that are made up
 
@@ -39,10 +39,10 @@ class Absent(Federation):
     def client(self, i: int) -> ClientData:
         raise UsageError(self.why)
 
-    def server_train(self) -> tuple[Inputs, Labels] | None:
+    def server_train(self) -> Samples | None:
         raise UsageError(self.why)
 
-    def server_test(self) -> tuple[Inputs, Labels] | None:
+    def server_test(self) -> Samples | None:
         raise UsageError(self.why)
 
     def made_up(self, shape: Shape) -> ClientData:

@@ -22,6 +22,7 @@ Inputs = Features | Ints
 """What a model takes: real numbers, or tokens."""
 Labels = Ints | NDArray[np.float32]
 Range = tuple[float, float]
+Samples = tuple[Inputs, Labels]
 Pixels = NDArray[np.uint8] | Inputs
 Scale = Literal["unit", "centred", "mnist"]
 MOMENTS = {"centred": (0.5, 0.5), "mnist": (0.1307, 0.3081)}
@@ -107,11 +108,11 @@ class Federation(ABC):
     def client(self, i: int) -> ClientData:
         """Return the samples of client `i`; only these are converted to float32."""
 
-    def server_train(self) -> tuple[Inputs, Labels] | None:
+    def server_train(self) -> Samples | None:
         """Return the server's own training samples ``([n, *shape], [n])``, classes taking turns; None: it has none."""
         return None
 
-    def server_test(self) -> tuple[Inputs, Labels] | None:
+    def server_test(self) -> Samples | None:
         """Return the global test set ``([n, *shape], [n])``; None where there is none."""
         return None
 

@@ -65,23 +65,11 @@ class Cifar10(Cifar):
     """CIFAR-10, in the folder ``cifar-10-batches-bin/`` of the data folder."""
 
     name: Literal["cifar10"] = "cifar10"
-    layout: ClassVar[Layout] = Layout(
-        folder="cifar-10-batches-bin",
-        train=tuple(f"data_batch_{number}" for number in range(1, 6)),
-        test=("test_batch",),
-        label_bytes=1,
-        classes=10,
-    )
+    layout = Layout("cifar-10-batches-bin", tuple(f"data_batch_{n}" for n in range(1, 6)), ("test_batch",), 1, 10)
 
 
 class Cifar100(Cifar):
     """CIFAR-100, fine labels, in the folder ``cifar-100-binary/`` of the data folder."""
 
     name: Literal["cifar100"] = "cifar100"
-    layout: ClassVar[Layout] = Layout(
-        folder="cifar-100-binary",
-        train=("train",),
-        test=("test",),
-        label_bytes=2,  # coarse, fine
-        classes=100,
-    )
+    layout = Layout("cifar-100-binary", ("train",), ("test",), 2, 100)  # labels: coarse, fine

@@ -122,7 +122,9 @@ def _read(dataset: Any, where: str) -> tuple[Pixels, Labels, tuple[Piece, ...]]:
 
 def _stacked(values: Sequence[Any], where: str) -> NDArray[Any]:
     """Return arrays of equal shapes as one: bytes as they are, other integers int64, real numbers float32."""
-    arrays = [_array(value) for value in values]
+    arrays = [np.asarray(value) for value in values]
+    if hasattr(values[0], "getbands"):  # images of Pillow, whose channels are last, or left out where there is one
+        arrays = [array[None] if array.ndim == 2 else np.moveaxis(array, -1, 0) for array in arrays]
     for number, array in enumerate(arrays):
         if array.shape != arrays[0].shape or array.dtype.kind not in "fiub":
             wanted, got = f"numbers of shape {arrays[0].shape}", f"{array.dtype} of shape {array.shape}"
@@ -131,11 +133,3 @@ def _stacked(values: Sequence[Any], where: str) -> NDArray[Any]:
     if stacked.dtype.kind == "f":
         return stacked.astype(np.float32)
     return stacked if stacked.dtype == np.uint8 else stacked.astype(np.int64)
-
-
-def _array(value: Any) -> NDArray[Any]:
-    """Return a tensor, an array, a number or an image as an array; images have their channels first."""
-    array = np.asarray(value)
-    if hasattr(value, "getbands"):  # an image of Pillow, whose channels are last, or left out where there is one
-        return array[None] if array.ndim == 2 else np.moveaxis(array, -1, 0)
-    return array

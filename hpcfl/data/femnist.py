@@ -64,7 +64,12 @@ class Femnist(Source):
             train = iid(labels, clients, rng) if self.classes is None else shards(labels, clients, self.classes, rng)
             test = follow(tests, [labels[part] for part in train], keyed(seed, "partition", step=1))
         else:
-            train, test = self._own(users, pool, seed)
+            sizes = ([len(user.labels) for user in part] for part in zip(*users))
+            train, test = (np.split(np.arange(sum(each)), np.cumsum(each)[:-1]) for each in sizes)
+            for i in range(len(users) if self.classes is not None else 0):
+                rng = keyed(seed, "classes", client=i)
+                kept = rng.choice(np.unique(labels[train[i]]), self.classes, replace=False)
+                train[i], test[i] = train[i][np.isin(labels[train[i]], kept)], test[i][np.isin(tests[test[i]], kept)]
         return PooledFederation.of(pool, self._limited(labels, train, seed), test, self.scale)
 
     def _chosen(self, clients: int, data_dir: Path | None) -> Users:
@@ -96,22 +101,7 @@ class Femnist(Source):
 
     def _first(self, user: User) -> User:
         kept = user.labels < self.first_classes
-        if kept.all():
-            return user
-        return User(user.features[kept], user.labels[kept])
-
-    def _own(self, users: Users, pool: Pool, seed: int) -> tuple[Parts, Parts]:
-        """Return each user's samples of the classes that it keeps."""
-        train, test = (
-            np.split(np.arange(len(labels)), np.cumsum([len(user.labels) for user in part])[:-1])
-            for part, labels in zip(zip(*users), (pool.train_labels, pool.test_labels))
-        )
-        for i in range(len(users) if self.classes is not None else 0):
-            held = np.unique(pool.train_labels[train[i]])
-            kept = keyed(seed, "classes", client=i).choice(held, self.classes, replace=False)
-            train[i] = train[i][np.isin(pool.train_labels[train[i]], kept)]
-            test[i] = test[i][np.isin(pool.test_labels[test[i]], kept)]
-        return train, test
+        return user if kept.all() else User(user.features[kept], user.labels[kept])
 
     def _limited(self, labels: Ints, parts: Parts, seed: int) -> Parts:
         """Cut each part down to the samples that a client keeps."""

@@ -10,6 +10,7 @@ the file itself: links to other names, external storage and virtual data sets of
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from math import floor
 from pathlib import Path
 from typing import Literal
@@ -19,19 +20,8 @@ from pydantic import Field
 
 from hpcfl.base.errors import no_meaning, refusal
 from hpcfl.base.rng import keyed
-from hpcfl.base.types import Ints
-from hpcfl.data.base import (
-    ClientData,
-    Federation,
-    Header,
-    Inputs,
-    Labels,
-    Pixels,
-    Range,
-    Scale,
-    check_clients,
-    check_largest,
-)
+from hpcfl.base.types import Ints, Shape
+from hpcfl.data.base import ClientData, Federation, Header, Pixels, Samples, Scale, check_clients, check_largest
 from hpcfl.data.formats import hdf5_file
 from hpcfl.data.formats.files import found
 from hpcfl.data.formats.hdf5_file import PEAK, Reading, Survey
@@ -55,13 +45,11 @@ class Hdf5Federation(Federation):
     def client(self, i: int) -> ClientData:
         kept = None if self.kept is None else self.kept[i]
         with hdf5_file.opened(self.path) as file:
-            train, test = (
-                hdf5_file.read(file, hdf5_file.unchanged(file, part), kept, self.scale)
-                for part in (self.contents.train[i], self.contents.test[i])
-            )
+            both = self.contents.train[i], self.contents.test[i]
+            train, test = (hdf5_file.read(file, hdf5_file.unchanged(file, part), kept, self.scale) for part in both)
         return ClientData(*train, *test)
 
-    def server_test(self) -> tuple[Inputs, Labels] | None:
+    def server_test(self) -> Samples | None:
         if self.contents.server is None:
             return None
         with hdf5_file.opened(self.path) as file:
@@ -109,12 +97,16 @@ class Hdf5(Pooled):
         if len(set(shapes)) == 1:
             smallest = (shapes[0][0] - self._most(shapes[0][0]),) if self.prune else shapes[0]
             shapes = shapes[:1] if smallest == shapes[0] else shapes[:1] + [smallest] * (len(shapes) - 1)
+        return self._header(path, contents, clients, tuple(shapes))
+
+    def _header(self, path: Path, contents: Survey, clients: int | None, shapes: tuple[Shape, ...]) -> Header:
+        """Return the header after reading all features where they are few."""
+        ranges = hdf5_file.verify(path, contents, self.reading) if 4 * contents.features <= VERIFIED else ()
+        ranges = () if self.prune or clients is None else ranges  # which features are left, the seed decides
         train, test = (sum(part.size for part in parts) for parts in (contents.train, contents.test))
-        ranges = self._verified(path, contents)
-        classes, targets = self.labels or contents.classes, contents.parts[0].real
-        known = () if self.prune else ranges  # which features are left, the seed decides
-        header = Header(clients, train, test, tuple(shapes), classes, targets, ranges=known)
-        return replace(header, label_shape=contents.parts[0].label_shape, tokens=self.tokens)
+        classes, first = self.labels or contents.classes, contents.parts[0]
+        header = Header(clients, train, test, shapes, classes, first.real, ranges=ranges)
+        return replace(header, label_shape=first.label_shape, tokens=self.tokens)
 
     def number_of_clients(self, data_dir: Path | None) -> int | None:
         path = found("data.file", self.file, data_dir)
@@ -123,10 +115,7 @@ class Hdf5(Pooled):
 
     def pool_header(self, data_dir: Path | None) -> Header:
         path, contents = self._survey_pool(data_dir)
-        self._verified(path, contents)
-        train, classes = contents.train[0], self.labels or contents.classes
-        header = Header(None, train.size, sum(part.size for part in contents.test), (train.shape,), classes, train.real)
-        return replace(header, label_shape=train.label_shape, tokens=self.tokens)
+        return self._header(path, contents, None, (contents.train[0].shape,))
 
     def load(self, seed: int, data_dir: Path | None) -> Pool:
         """Return the pool; bytes stay bytes, all else is read as features, which are scaled already."""
@@ -134,15 +123,11 @@ class Hdf5(Pooled):
         with hdf5_file.opened(path) as file:
             stored = [hdf5_file.dataset(file, f"{part.group}/features") for part in contents.parts]
             raw = all(features.dtype == np.uint8 for features in stored)
-            read: list[tuple[Pixels, Labels]] = [
-                (features[()], hdf5_file.labels_of(file, part.group))
-                if raw
-                else hdf5_file.read(file, part.group, None, self.reading)
-                for part, features in zip(contents.parts, stored)
-            ]
-        (train, labels), *rest = read
-        test, test_labels = rest[0] if rest else (train[:0], labels[:0])
-        return Pool(train, labels, test, test_labels, PEAK if raw else 0, self.labels or contents.classes)
+            read = partial(hdf5_file.features_of, kept=None, scale=self.reading)
+            x: list[Pixels] = [features[()] if raw else read(features) for features in stored]
+            y = [hdf5_file.labels_of(file, part.group) for part in contents.parts]
+        test, tests = (x[1], y[1]) if len(x) > 1 else (x[0][:0], y[0][:0])
+        return Pool(x[0], y[0], test, tests, PEAK if raw else 0, self.labels or contents.classes)
 
     def federate(self, clients: int, seed: int, data_dir: Path | None) -> Federation:
         """Return the clients of the file in natural order of their ids; `seed` decides which features are pruned.
@@ -153,25 +138,19 @@ class Hdf5(Pooled):
         if hdf5_file.is_pool(path):
             return super().federate(clients, seed, data_dir)
         contents = self._survey(path, clients)
-        kept = [self._kept(shape[0], seed, i) for i, shape in enumerate(contents.shapes)] if self.prune else None
+        shapes, kept = contents.shapes, list[Ints]()
+        for i, (width, *_) in enumerate(shapes if self.prune else ()):
+            rng = keyed(seed, "prune", client=i)
+            removed = int(rng.integers(self._most(width), endpoint=True))
+            kept.append(np.sort(rng.permutation(width)[removed:]))
         both = contents.train, contents.test
         train, test = (np.array([part.size for part in parts], dtype=np.int64) for parts in both)
-        shapes = contents.shapes if kept is None else [(len(indices),) for indices in kept]
-        return Hdf5Federation(self.labels or contents.classes, train, test, shapes, path, contents, kept, self.reading)
+        shapes, classes = [(len(indices),) for indices in kept] or shapes, self.labels or contents.classes
+        return Hdf5Federation(classes, train, test, shapes, path, contents, kept or None, self.reading)
 
     def _most(self, width: int) -> int:
         """Return how many of so many features may be pruned, never all."""
         return min(floor(self.prune * width + 1e-9), width - 1)  # 0.29 * 100 is a little less than 29
-
-    def _kept(self, width: int, seed: int, client: int) -> Ints:
-        """Return which of a client's features are kept, ascending."""
-        rng = keyed(seed, "prune", client=client)
-        removed = int(rng.integers(self._most(width), endpoint=True))
-        return np.sort(rng.permutation(width)[removed:])
-
-    def _verified(self, path: Path, contents: Survey) -> tuple[Range, ...]:
-        """Read all features where they are few, and return the ranges of the clients' training features."""
-        return hdf5_file.verify(path, contents, self.reading) if 4 * contents.features <= VERIFIED else ()
 
     def _survey_pool(self, data_dir: Path | None) -> tuple[Path, Survey]:
         """Return the file and what is in it, a pool, after checking it against the keys."""

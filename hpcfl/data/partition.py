@@ -75,8 +75,13 @@ def dirichlet(labels: Ints, clients: int, alpha: float, rng: np.random.Generator
     wanted[:, present] = rng.dirichlet(alpha * left[present] / len(labels), size=clients)
     counts = np.zeros(wanted.shape, dtype=np.int64)
     for i in range(clients):
-        counts[i] = _draw(wanted[i], left, len(labels) // clients, rng)
-        left = left - counts[i]
+        while (missing := len(labels) // clients - counts[i].sum()) > 0:
+            weights = np.where(left > 0, wanted[i], 0.0)
+            if weights.sum() < 1e-200:  # nothing the client wants is left, or too little of it to be normalised
+                weights = left.astype(np.float64)
+            drawn = np.minimum(rng.multinomial(missing, weights / weights.sum()), left)
+            counts[i] += drawn
+            left = left - drawn
     return _deal(labels, counts, rng)
 
 
@@ -191,19 +196,6 @@ def _apportion(weights: Floats, totals: Ints) -> Ints:
         counts[held[first], c] += 1
         owed[held] += exact - counts[held, c]
     return counts
-
-
-def _draw(wanted: Floats, left: Ints, size: int, rng: np.random.Generator) -> Ints:
-    """Draw `size` labels in proportions `wanted` from a pool that has `left` of each; return counts [C]."""
-    taken = np.zeros_like(left)
-    while size > 0:
-        weights = np.where(left > taken, wanted, 0.0)
-        if weights.sum() < 1e-200:  # nothing the client wants is left, or too little of it to be normalised
-            weights = (left - taken).astype(np.float64)
-        drawn = np.minimum(rng.multinomial(size, weights / weights.sum()), left - taken)
-        taken += drawn
-        size -= int(drawn.sum())
-    return taken
 
 
 def _deal(labels: Ints, counts: Ints, rng: np.random.Generator) -> Parts:

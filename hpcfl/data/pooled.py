@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -14,22 +14,8 @@ from pydantic import Field
 from hpcfl.base.errors import refusal, toml
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Ints
-from hpcfl.data import partition
-from hpcfl.data.base import (
-    ClientData,
-    Federation,
-    Header,
-    Inputs,
-    Labels,
-    Piece,
-    Pixels,
-    Scale,
-    Served,
-    Source,
-    check_clients,
-    lengths,
-    scaled,
-)
+from hpcfl.data import base, partition
+from hpcfl.data.base import ClientData, Federation, Header, Pixels, Samples, Scale, Served, check_clients, lengths
 from hpcfl.data.formats import split_file
 from hpcfl.data.formats.files import found
 from hpcfl.data.formats.hdf5_file import number_of_clients
@@ -43,12 +29,12 @@ class Pool:
     """All samples: pixels uint8 (or float32) ``[n, *shape]`` of value ``0 .. peak``, and labels ``[n]``."""
 
     train_pixels: Pixels
-    train_labels: Labels
+    train_labels: base.Labels
     test_pixels: Pixels
-    test_labels: Labels
+    test_labels: base.Labels
     peak: int  # 0: features of any range, which no scale changes
     classes: int
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[base.Piece, ...] = ()
 
     @property
     def header(self) -> Header:
@@ -80,18 +66,19 @@ class PooledFederation(Federation):
     rows: Ints | None = field(default=None, kw_only=True)
 
     @classmethod
-    def of(cls, pool: Pool, train: Parts, test: Parts, scale: Scale | None, augment: bool = False) -> PooledFederation:
-        padding, shapes = BLACK[scale] if augment else None, [pool.train_pixels.shape[1:]] * len(train)
-        made = cls(pool.classes, lengths(train), lengths(test), shapes, pool, train, test, scale)
-        return replace(made, augment=padding, pieces=pool.pieces)
+    def of(cls, pool: Pool, train: Parts, test: Parts, scale: Scale | None, **more: Any) -> PooledFederation:
+        """Return the federation of some clients' parts; `more` are fields that have a default."""
+        shapes = [pool.train_pixels.shape[1:]] * len(train)
+        sizes = lengths(train), lengths(test)
+        return cls(pool.classes, *sizes, shapes, pool, train, test, scale, pieces=pool.pieces, **more)
 
     def client(self, i: int) -> ClientData:
         return ClientData(*self._train(self.train_parts[i]), *self._test(self.test_parts[i]))
 
-    def server_test(self) -> tuple[Inputs, Labels]:
+    def server_test(self) -> Samples:
         return self._test(slice(None))
 
-    def server_train(self) -> tuple[Inputs, Labels] | None:
+    def server_train(self) -> Samples | None:
         return self._train(self.server_part) if len(self.server_part) else None
 
     def save_split(self, path: Path | str) -> None:
@@ -101,11 +88,11 @@ class PooledFederation(Federation):
             train = [self.rows[part] for part in self.train_parts]
             split_file.write(Path(path), Split(train, self.test_parts, self.rows[self.server_part]))
 
-    def _train(self, part: Ints) -> tuple[Inputs, Labels]:
-        return scaled(self.pool.train_pixels[part], self.pool.peak, self.scale), self.pool.train_labels[part]
+    def _train(self, part: Ints) -> Samples:
+        return base.scaled(self.pool.train_pixels[part], self.pool.peak, self.scale), self.pool.train_labels[part]
 
-    def _test(self, part: Ints | slice) -> tuple[Inputs, Labels]:
-        return scaled(self.pool.test_pixels[part], self.pool.peak, self.scale), self.pool.test_labels[part]
+    def _test(self, part: Ints | slice) -> Samples:
+        return base.scaled(self.pool.test_pixels[part], self.pool.peak, self.scale), self.pool.test_labels[part]
 
 
 CUT = ("classes", "label_groups", "alpha", "train_samples", "sizes", "spread", "server", "deal")
@@ -180,27 +167,17 @@ class Pooled(Served):
     def cut(self, clients: int, seed: int, data_dir: Path | None, place: int = 0) -> PooledFederation:
         """Federate one of several pools of the same seed: those of different `place` are cut independently."""
         pool = self.load(seed, data_dir)
+        rows = np.arange(len(pool.train_labels))
         if self.partition == "file":
             split = self._split(clients, pool.header, data_dir)
-            return self._federation(pool, split, np.arange(len(pool.train_labels)))
-        header = self._checked(clients, pool.header)
-        rows, used = np.arange(len(pool.train_labels)), header.train + header.server
-        if used < len(rows):
-            rows = np.sort(keyed(seed, "subset").permutation(len(rows))[:used])
-            pool = replace(pool, train_pixels=pool.train_pixels[rows], train_labels=pool.train_labels[rows])
-        kinds, tests = pool.kinds
-        reserved = partition.turns(kinds, self.server, keyed(seed, "server samples", place))
-        rest = np.delete(np.arange(len(kinds)), reserved)
-        train, test = self._parts(kinds[rest], tests, clients, seed, place)
-        train = [rest[part] for part in train]
-        if self.deal:
-            train = [np.sort(np.append(part, reserved[i::clients])) for i, part in enumerate(train)]
-            reserved = reserved[:0]
-        return self._federation(pool, Split(train, test, reserved), rows)
-
-    def _federation(self, pool: Pool, split: Split, rows: Ints) -> PooledFederation:
-        whole = PooledFederation.of(pool, split.train, split.test, self.scale, self.augment)
-        return replace(whole, server_part=split.server, rows=rows)
+        else:
+            header = self._checked(clients, pool.header)
+            if (used := header.train + header.server) < len(rows):
+                rows = np.sort(keyed(seed, "subset").permutation(len(rows))[:used])
+                pool = replace(pool, train_pixels=pool.train_pixels[rows], train_labels=pool.train_labels[rows])
+            split = self._cut(*pool.kinds, clients, seed, place)
+        more = {"server_part": split.server, "rows": rows, "augment": BLACK[self.scale] if self.augment else None}
+        return PooledFederation.of(pool, split.train, split.test, self.scale, **more)
 
     def _split(self, clients: int, header: Header, data_dir: Path | None) -> Split:
         """Return the split in the file, after checking that no other key says how to split."""
@@ -210,9 +187,11 @@ class Pooled(Served):
         path = found("data.partition_file", self.partition_file, data_dir)
         return split_file.read(path, clients, (header.train, header.test))
 
-    def _parts(self, labels: Ints, tests: Ints, clients: int, seed: int, place: int) -> tuple[Parts, Parts]:
-        """Return the clients' training and test parts of samples with these labels."""
-        rng, test_rng = keyed(seed, "partition", place), keyed(seed, "partition", place, step=1)
+    def _cut(self, kinds: Ints, tests: Ints, clients: int, seed: int, place: int) -> Split:
+        """Return who holds which of the training and the test samples with these labels."""
+        reserved = partition.turns(kinds, self.server, keyed(seed, "server samples", place))
+        rest = np.delete(np.arange(len(kinds)), reserved)
+        labels, rng, test_rng = kinds[rest], keyed(seed, "partition", place), keyed(seed, "partition", place, step=1)
         if self.partition == "iid":
             train, test = partition.iid(labels, clients, rng), partition.iid(tests, clients, test_rng)
         else:
@@ -223,7 +202,10 @@ class Pooled(Served):
             test = partition.follow(tests, [labels[part] for part in train], test_rng)
         if self.sizes != "equal":
             train = partition.thin(labels, train, self.sizes, self.spread or 0.0, keyed(seed, "sizes", place))
-        return train, test
+        train = [rest[part] for part in train]
+        if self.deal:
+            train = [np.sort(np.append(part, reserved[i::clients])) for i, part in enumerate(train)]
+        return Split(train, test, reserved[:0] if self.deal else reserved)
 
     def _checked(self, clients: int, header: Header) -> Header:
         """Return the header of what is used of a pool, after checking that it can be partitioned."""
@@ -246,25 +228,22 @@ class Pooled(Served):
         if clients > left:
             raise refusal("clients", f"at most {left}, one per training sample", clients, left)
         if self.partition == "shards":
-            self._check_shards(clients, left, header.classes)
+            groups, limit = self.label_groups, min(header.classes, clients)
+            if groups > limit:
+                text = f"at most {limit}, for {header.classes} classes and {clients} clients"
+                raise refusal("data.label_groups", text, groups, limit)
+            most = min(header.classes // groups, left // clients)
+            if not 1 <= (self.classes or 0) <= most:
+                there = f"data.label_groups = {groups}, clients = {clients} and {left} training samples"
+                text = f"1 to {most} per client, for {header.classes} classes, {there}"
+                raise refusal("data.classes", text, self.classes, self.classes and most)
         else:
             why = f"with data.partition = '{self.partition}'"
             only_defaults(self, ("label_groups", "classes"), why, "data.partition = 'shards'")
         return replace(header, train=used - self.keeps, server=self.keeps)
 
-    def _check_shards(self, clients: int, samples: int, classes: int) -> None:
-        groups, limit = self.label_groups, min(classes, clients)
-        if groups > limit:
-            text = f"at most {limit}, for {classes} classes and {clients} clients"
-            raise refusal("data.label_groups", text, groups, limit)
-        most = min(classes // groups, samples // clients)
-        if not 1 <= (self.classes or 0) <= most:
-            there = f"data.label_groups = {groups}, clients = {clients} and {samples} training samples"
-            text = f"1 to {most} per client, for {classes} classes, {there}"
-            raise refusal("data.classes", text, self.classes, self.classes and most)
 
-
-def only_defaults(section: Source, keys: Iterable[str], why: str, nearest: str | None = None) -> None:
+def only_defaults(section: Served, keys: Iterable[str], why: str, nearest: str | None = None) -> None:
     """Refuse the first of a section's keys that is not as by default."""
     for key in keys:
         default, value = type(section).model_fields[key].default, getattr(section, key)

@@ -75,7 +75,12 @@ class Sent140(Source):
         orders = [keyed(seed, "split", client=i).permutation(len(tweets)) for i, tweets in enumerate(users)]
         test = [np.sort(order[: _tests(order)]) for order in orders]
         train = [np.sort(order[_tests(order) :]) for order in orders]
-        shapes, tokens = [(self.length, vectors.shape[1])] * clients, [self._tokens(tweets, rows) for tweets in users]
+        shapes, tokens = [(self.length, vectors.shape[1])] * clients, list[Ints]()
+        for tweets in users:
+            tokens.append(np.zeros((len(tweets), self.length), dtype=np.int64))
+            for sequence, (text, _) in zip(tokens[-1], tweets):
+                known = [rows.get(word, 0) for word in islice(words(text), self.length)]
+                sequence[: len(known)] = known
         labels = [np.array([label for _, label in tweets], dtype=np.int64) for tweets in users]
         return Sent140Federation(2, lengths(train), lengths(test), shapes, vectors, tokens, labels, train, test)
 
@@ -109,14 +114,6 @@ class Sent140(Source):
                     tweets.setdefault(row[4], []).append((row[5], label))
         names = [name for name in tweets if len(tweets[name]) >= self.min_samples]
         return [tweets[name] for name in sorted(names, key=lambda name: (-len(tweets[name]), name))]
-
-    def _tokens(self, tweets: Tweets, rows: dict[str, int]) -> Ints:
-        """Return the rows of the tweets' words, ``[n, length]``."""
-        tokens = np.zeros((len(tweets), self.length), dtype=np.int64)
-        for sequence, (text, _) in zip(tokens, tweets):
-            for place, word in enumerate(islice(words(text), self.length)):
-                sequence[place] = rows.get(word, 0)
-        return tokens
 
 
 def words(text: str) -> list[str]:

@@ -24,12 +24,8 @@ Domain = Literal["mnist", "usps", "digits", "digits-4x4"]
 CLASSES = 10
 SHARED = ("classes", "train_samples", "scale")  # keys that both pools take over
 T = TypeVar("T")
-POOLS: dict[str, Callable[..., Pooled]] = {
-    "mnist": Mnist,
-    "usps": Usps,
-    "digits": Digits,
-    "digits-4x4": partial(Digits, side=4),
-}
+QUARTERS = partial(Digits, side=4)
+POOLS: dict[str, Callable[..., Pooled]] = {"mnist": Mnist, "usps": Usps, "digits": Digits, "digits-4x4": QUARTERS}
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,17 +80,6 @@ class TwoDigits(Source):
 
     def _in_each(self, clients: int, do: Callable[[Pooled, int, int], T]) -> list[T]:
         """Return what `do` gives for each domain's source, clients and place; a refusal speaks of this domain alone."""
-        results = []
-        for place, (key, number) in enumerate(zip(("first", "second"), self._numbers(clients))):
-            domain, keys = getattr(self, key), {name: getattr(self, name) for name in SHARED}
-            try:
-                results.append(do(POOLS[domain](partition="shards", **keys), number, place))
-            except UsageError as error:
-                raise UsageError(f"data.{key} = '{domain}': {error}") from error
-        return results
-
-    def _numbers(self, clients: int) -> tuple[int, int]:
-        """Return how many clients each domain has; UsageError where it has none."""
         if self.first == self.second:
             others = "', '".join(sorted(POOLS.keys() - {self.first}))
             raise refusal("data.second", f"another domain than data.first: '{others}'", self.second)
@@ -105,7 +90,14 @@ class TwoDigits(Source):
             near = float(f"{(1 if first == 0 else clients - 1) / clients:.6g}")
             text = f"one with 1 to {clients - 1} of clients = {clients} in each domain"
             raise refusal("data.share", text, self.share, near)
-        return first, clients - first
+        results = []
+        for place, (key, number) in enumerate((("first", first), ("second", clients - first))):
+            domain, keys = getattr(self, key), {name: getattr(self, name) for name in SHARED}
+            try:
+                results.append(do(POOLS[domain](partition="shards", **keys), number, place))
+            except UsageError as error:
+                raise UsageError(f"data.{key} = '{domain}': {error}") from error
+        return results
 
     def _domains(self, clients: int) -> Ints:
         """Return each client's domain, int64 [clients]: the first i clients hold the rounded share of i."""

@@ -36,14 +36,10 @@ class CubeFederation(Federation):
         truth = self.truth + source.heterogeneity * rng.standard_normal(self.truth.shape)
         x = corner + side * rng.random((source.samples + source.test_samples, source.dimension))
         y = labelled(x, truth, source.noise, rng)
-        features, dealt = x.astype(np.float32), slice(i, None if source.deal else 0, self.clients)
         train, test = np.split(np.arange(len(x)), [source.samples])  # indices: a view would keep all samples
-        return ClientData(
-            np.concatenate([features[train], self.server_samples[0][dealt]]),
-            np.concatenate([y[train], self.server_samples[1][dealt]]),
-            features[test],
-            y[test],
-        )
+        own, dealt = (x.astype(np.float32), y), slice(i, None if source.deal else 0, self.clients)
+        whole = [np.concatenate([part[train], held[dealt]]) for part, held in zip(own, self.server_samples)]
+        return ClientData(*whole, *(part[test] for part in own))
 
     def server_train(self) -> tuple[Features, Labels] | None:
         return self.server_samples if self.source.keeps else None

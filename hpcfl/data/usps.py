@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-import h5py
 import numpy as np
 
 from hpcfl.base.errors import UsageError
@@ -38,8 +37,14 @@ def _read(home: Path, part: str) -> tuple[Features, Ints]:
     """Return images float32 ``[n, 1, 16, 16]`` of 0 to 1, and labels."""
     if (path := home / "usps.h5").is_file():
         with opened(path) as file:
-            pixels, labels = _arrays(file, part)
-        low, first, where = 0, 0, f"{path}: {part}"
+            stored, targets = dataset(file, f"{part}/data"), dataset(file, f"{part}/target")
+            where, said = f"{path}: {part}", f"{path}: {part}/data and {part}/target are"
+            if stored.dtype.kind not in "fiu" or targets.dtype.kind not in "iu":
+                raise UsageError(f"{said} {stored.dtype} and {targets.dtype}, expected numbers and integers")
+            if stored.shape[1:] != (PIXELS,) or targets.shape != stored.shape[:1] or not len(stored):
+                shapes, expected = f"{stored.shape} and {targets.shape}", f"(n, {PIXELS}) and (n,)"
+                raise UsageError(f"{said} of shapes {shapes}, expected {expected}, at least one")
+            pixels, labels, low, first = stored[()], targets[()], 0, 0
     elif (path := home / TEXTS[part]).is_file():
         pixels, labels = read_libsvm(path, PIXELS)
         low, first, where = -1, 1, str(path)
@@ -48,24 +53,10 @@ def _read(home: Path, part: str) -> tuple[Features, Ints]:
     wrong = np.flatnonzero(~((pixels >= low) & (pixels <= 1)).all(axis=1))  # so is NaN
     if wrong.size:
         values = pixels[wrong[0]]
-        raise UsageError(
-            f"{where}: sample {wrong[0]} has values from {values.min():g} to {values.max():g}, expected {low} to 1"
-        )
+        got = f"values from {values.min():g} to {values.max():g}"
+        raise UsageError(f"{where}: sample {wrong[0]} has {got}, expected {low} to 1")
     check_labels(where, labels, first, CLASSES)
     images: Features = pixels.astype(np.float32, copy=False)
     images -= low
     images /= 1 - low
     return images.reshape(-1, *SHAPE), labels.astype(np.int64) - first
-
-
-def _arrays(file: h5py.File, part: str) -> tuple[Features, Ints]:
-    """Return pixels and labels of a part as they are in the file."""
-    pixels, labels = dataset(file, f"{part}/data"), dataset(file, f"{part}/target")
-    where = f"{file.filename}: {part}/data and {part}/target are"
-    if pixels.dtype.kind not in "fiu" or labels.dtype.kind not in "iu":
-        raise UsageError(f"{where} {pixels.dtype} and {labels.dtype}, expected numbers and integers")
-    if pixels.shape[1:] != (PIXELS,) or labels.shape != pixels.shape[:1] or not len(pixels):
-        raise UsageError(
-            f"{where} of shapes {pixels.shape} and {labels.shape}, expected (n, {PIXELS}) and (n,), at least one"
-        )
-    return pixels[()], labels[()]

@@ -98,16 +98,16 @@ class Saver:
         """Return copies of what the server holds, for `store.write_server`; None on other ranks."""
         if self.recorder is None:
             return None
-        return {
-            "shared": _copied(now.shared),
-            "clock": now.clock | now.stage.numbers(),
-            "memory": _copied(now.norms.saved() | now.flights.saved() | now.watch.saved()),
-            "stale": dict(self.rounds.stale),
-            "extras": _copied(now.extras),
-            "served": {version: _copied(state) for version, state in now.served.items()},
-            "homes": homes,
-            "score": self.job.config.checkpoint.score(scores),
-        }
+        state = store.Checkpoint(
+            now.round,
+            _copied(now.shared),
+            clock=now.clock | now.stage.numbers(),
+            memory=_copied(now.norms.saved() | now.flights.saved() | now.watch.saved()),
+            stale=dict(self.rounds.stale),
+            extras=_copied(now.extras),
+            served={version: _copied(state) for version, state in now.served.items()},
+        )
+        return {"state": state, "homes": homes, "score": self.job.config.checkpoint.score(scores)}
 
     def _write(
         self, round: int, personal: list[Saved], writers: Collection[int], server: Mapping[str, Any] | None
@@ -117,7 +117,7 @@ class Saver:
         with _named(self.folder):
             draft = store.draft(self.folder, round, self.token)
             if server is not None:
-                store.write_server(draft, round, **server)
+                store.write_server(draft, **server)
             if self.rank in writers:
                 store.write_rank(draft, self.rank, personal)
             if server is None or self.recorder is None:

@@ -64,7 +64,7 @@ from hpcfl.realtime.watchdog import Noticeboard, Watchdog
 from hpcfl.schedule.arrivals import Flights
 from hpcfl.schedule.doubling import Stage
 from hpcfl.store.atomic import PREFIX, number_of
-from hpcfl.store.integrity import one_line
+from hpcfl.store.inside import one_line
 from hpcfl.sums.guard import Norms, Watch
 
 if TYPE_CHECKING:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hpcfl.base.errors import UsageError, listed
 from hpcfl.base.lazy import xarray
 from hpcfl.base.types import Floats, Ints
-
-if TYPE_CHECKING:
-    from xarray import DataArray, Dataset
 
 ACCURACY = "accuracy"
 THIRDS = "slow-third", "middle-third", "fast-third"
@@ -41,8 +37,8 @@ class Curve:
 
 
 def scores(
-    runs: Mapping[str, Dataset], clients: str | None, mixed: bool, metric: str = ACCURACY
-) -> tuple[str, dict[str, DataArray]]:
+    runs: Mapping[str, xarray.Dataset], clients: str | None, mixed: bool, metric: str = ACCURACY
+) -> tuple[str, dict[str, xarray.DataArray]]:
     """Return what is drawn, one thing for all runs, and each run's scores [round] at its evaluated rounds.
 
     That is the metric on the global test set if each run recorded it, else the mean over the clients of that on their
@@ -55,8 +51,18 @@ def scores(
     """
     named = metric.replace("_", " ").removeprefix("test ")
     if clients:
-        chosen = {name: _of_clients(clients, name, data, metric) for name, data in runs.items()}
-        return f"{named} {CLIENTS[clients]}", {name: score.dropna("round") for name, score in chosen.items()}
+        chosen = dict[str, xarray.DataArray]()
+        for name, data in runs.items():
+            known, where = data[f"client_{metric}"].dropna("client", how="all"), f"--clients {clients}: '{name}'"
+            if not known.size:
+                raise UsageError(f"{where} recorded no {metric} of clients: they have no own test parts")
+            if clients in THIRDS:
+                third = thirds(data["visit_seconds"], where)[clients]
+                score = known.sel(client=known.client.isin(third)).mean("client")
+            else:
+                score = -worst_decile(-known) if metric == "test_loss" else worst_decile(known)
+            chosen[name] = score.dropna("round")
+        return f"{named} {CLIENTS[clients]}", chosen
     shared = {name: data[metric].dropna("round") for name, data in runs.items()}
     own = {name: data[f"client_{metric}"].mean("client").dropna("round") for name, data in runs.items()}
     whole = f"test {named}"
@@ -66,42 +72,29 @@ def scores(
     if mixed:
         return whole, {name: score if score.size else own[name] for name, score in shared.items()}
     bare, lonely = (listed([f"'{name}'" for name in runs if not each[name].size], 4) for each in (shared, own))
-    raise UsageError(
-        f"the runs recorded no {metric} in common: {bare} none on the global test set, {lonely} none of clients; "
-        "expected one that all have, or --any-data"
-    )
+    said = f"{bare} none on the global test set, {lonely} none of clients; expected one that all have, or --any-data"
+    raise UsageError(f"the runs recorded no {metric} in common: {said}")
 
 
-def has_any(data: Dataset, metric: str = ACCURACY) -> bool:
+def has_any(data: xarray.Dataset, metric: str = ACCURACY) -> bool:
     """Whether a run has recorded a metric; one that was killed early has none, one that learns numbers no accuracy."""
     return metric in data and bool(data[metric].notnull().any() or data[f"client_{metric}"].notnull().any())
 
 
-def recorded_metrics(data: Dataset) -> list[str]:
+def recorded_metrics(data: xarray.Dataset) -> list[str]:
     """The names of what a run's tests measure, the loss last."""
     names = [str(name) for name in data.data_vars if f"client_{name}" in data]
     return sorted(names, key="test_loss".__eq__)
 
 
-def _of_clients(clients: str, name: str, data: Dataset, metric: str) -> DataArray:
-    known = data[f"client_{metric}"].dropna("client", how="all")
-    if not known.size:
-        raise UsageError(f"--clients {clients}: '{name}' recorded no {metric} of clients: they have no own test parts")
-    if clients in THIRDS:
-        third = thirds(data["visit_seconds"], f"--clients {clients}: '{name}'")[clients]
-        return known.sel(client=known.client.isin(third)).mean("client")
-    return -worst_decile(-known) if metric == "test_loss" else worst_decile(known)
-
-
-def worst_decile(accuracy: DataArray) -> DataArray:
+def worst_decile(accuracy: xarray.DataArray) -> xarray.DataArray:
     """The mean over the worst tenth, rounded up, of the clients with a test part: the worst of each round anew."""
-    ascending: DataArray = xarray.apply_ufunc(
-        np.sort, accuracy, input_core_dims=[["client"]], output_core_dims=[["client"]]
-    )
+    over = [["client"]]
+    ascending: xarray.DataArray = xarray.apply_ufunc(np.sort, accuracy, input_core_dims=over, output_core_dims=over)
     return ascending.isel(client=slice(tenth(accuracy.sizes["client"]))).mean("client")
 
 
-def thirds(seconds: DataArray, whose: str) -> dict[str, Ints]:
+def thirds(seconds: xarray.DataArray, whose: str) -> dict[str, Ints]:
     """The ids of the slowest, the middle and the fastest third of the clients that were invited, in all rounds alike.
 
     By the mean of what their visits took; one that did not end counts as the run's longest that did. What is left over
@@ -120,14 +113,14 @@ def tenth(count: int) -> int:
     return -(-count // 10)
 
 
-def over_rounds(seeds: Sequence[DataArray]) -> Curve:
+def over_rounds(seeds: Sequence[xarray.DataArray]) -> Curve:
     """The mean of several seeds over the rounds after which all of them were evaluated."""
     plain = [scores.reset_coords(drop=True) for scores in seeds]
     together = xarray.concat(plain, "seed", join="inner").transpose("seed", "round")
     return Curve.of(together["round"].values + 1.0, together.values)
 
 
-def over_time(seeds: Sequence[DataArray]) -> Curve:
+def over_time(seeds: Sequence[xarray.DataArray]) -> Curve:
     """The mean of several seeds over time, which passes differently for each.
 
     Between two evaluations a seed's accuracy is taken to lie on the line between them, as it is drawn for one seed.

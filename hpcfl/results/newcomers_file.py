@@ -15,7 +15,7 @@ from hpcfl.config import Config
 from hpcfl.data import ClientData, Federation, Header
 from hpcfl.data.base import Scale
 from hpcfl.data.formats import hdf5_file
-from hpcfl.data.formats.hdf5_file import Part, Survey
+from hpcfl.data.formats.hdf5_file import Survey
 from hpcfl.data.hdf5 import Hdf5, Hdf5Federation
 from hpcfl.data.pooled import BLACK, Pooled
 
@@ -64,7 +64,17 @@ class NewcomersFile:
         file.source.check(len(file.ids), None)
         file._check_labels(contents, header)
         for name, part in zip(file.ids, contents.train):
-            file._check_shape(name, part, config, header)
+            where = f"{path}: client '{name}' has {part.features}"
+            if part.shape != header.shapes[0] and not config.algorithm.any_shape:
+                shaped = [(other, kind) for other in algorithms() if (kind := algorithm_class(other)).any_shape]
+                able = [other for other, kind in shaped if kind.model_construct(name=other).adapt_epochs > 0]
+                one = f"algorithm '{config.algorithm.name}' shares one model"
+                said = f"{where}, the run's have the shape {header.shapes[0]}: {one}"
+                raise UsageError(f"{said}; expected the same, or a run of {', '.join(able)}")
+            try:
+                config.model.check(part.shape, header.classes)
+            except UsageError as error:
+                raise UsageError(f"{where}: {error}") from None
         return file
 
     @property
@@ -103,17 +113,3 @@ class NewcomersFile:
             if part.largest >= header.classes:
                 held, last = f"{part.group}/labels hold class {part.largest}", header.classes - 1
                 raise UsageError(f"{self.path}: {held}, expected classes of the run: 0 … {last}")
-
-    def _check_shape(self, name: str, part: Part, config: Config, header: Header) -> None:
-        where = f"{self.path}: client '{name}' has {part.features}"
-        if part.shape != header.shapes[0] and not config.algorithm.any_shape:
-            classes = [(other, algorithm_class(other)) for other in algorithms()]
-            able = [name for name, cls in classes if cls.any_shape and cls.model_construct(name=name).adapt_epochs > 0]
-            raise UsageError(
-                f"{where}, the run's have the shape {header.shapes[0]}: algorithm '{config.algorithm.name}' shares one "
-                f"model; expected the same, or a run of {', '.join(able)}"
-            )
-        try:
-            config.model.check(part.shape, header.classes)
-        except UsageError as error:
-            raise UsageError(f"{where}: {error}") from None

@@ -1,17 +1,19 @@
 """Runs brought together by what they were told to do: those that differ in nothing but the seed are one group.
 
-Only the configs that the runs have recorded are read, as JSON: the classes that they name need not be there.
+Only the configs that the runs have recorded are read, as JSON: the classes that they name need not be there. A sweep
+is one labelled data set: what was recorded, with the swept keys and the seed as dimensions.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from rich.table import Column, Table
@@ -19,14 +21,11 @@ from rich.table import Column, Table
 from hpcfl import store
 from hpcfl.base.config import recorded
 from hpcfl.base.errors import UsageError, listed
-from hpcfl.base.lazy import xarray
+from hpcfl.base.lazy import pandas, xarray
 from hpcfl.base.plugins import digests
 from hpcfl.config.presets import PICKED, flat
 from hpcfl.results.curves import DECILE, tenth, thirds, worst_decile
 from hpcfl.store.reading import tell
-
-if TYPE_CHECKING:
-    from xarray import DataArray, Dataset
 
 FIRST = tuple(f"{section}.{pick.by}" for section, pick in PICKED.items())
 """Keys that labels begin with, where they differ: each picks the class of a section."""
@@ -50,7 +49,10 @@ class Recorded:
     def of(cls, folder: Path) -> Recorded:
         """Read a run folder; UsageError where it is none. A config that is not JSON has no keys."""
         attributes = store.run_attributes(folder)
-        code = {name: _digest(each) for name, each in digests(json.loads(attributes.get("code", "{}"))).items()}
+        code = {}
+        for name, modules in digests(json.loads(attributes.get("code", "{}"))).items():
+            alone = next(iter(modules.values())) if len(modules) == 1 else ""  # else of all that it has imported too
+            code[name] = (alone or sha256(json.dumps(modules, sort_keys=True).encode()).hexdigest())[:12]
         try:
             table = recorded(attributes["config"])
         except UsageError as error:
@@ -63,13 +65,6 @@ class Recorded:
     @property
     def name(self) -> str:
         return self.folder.resolve().name
-
-
-def _digest(modules: Mapping[str, str]) -> str:
-    """Return how the digest of a class's file begins; with modules that it has imported, of all of them together."""
-    if len(modules) == 1:
-        return next(iter(modules.values()))[:12]
-    return sha256(json.dumps(modules, sort_keys=True).encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True)
@@ -102,13 +97,8 @@ def runs_within(folder: Path) -> list[Path]:
     if (folder / "run.h5").is_file() or not folder.is_dir():
         return []
     runs = (each for each in folder.iterdir() if any(any(each.glob(mark)) for mark in MARKS))
-    return sorted(runs, key=_by_name)
-
-
-def _by_name(folder: Path) -> list[str | float]:
-    """By text and numbers in turn: 0.05 before 0.1, and 8 before 16."""
-    parts = re.split(r"(\d+(?:\.\d+)?)", folder.name)
-    return [float(part) if place % 2 else part for place, part in enumerate(parts)]
+    parts = {run: re.split(r"(\d+(?:\.\d+)?)", run.name) for run in runs}  # text and numbers in turn: 8 before 16
+    return sorted(parts, key=lambda run: [float(part) if at % 2 else part for at, part in enumerate(parts[run])])
 
 
 def differing(runs: Sequence[Recorded]) -> dict[str, Values]:
@@ -118,15 +108,14 @@ def differing(runs: Sequence[Recorded]) -> dict[str, Values]:
     later version.
     """
     order = dict.fromkeys([*FIRST, *(key for run in runs for key in run.keys)])
-    by_key = {key: _by_value(key, runs, lacking=False) for key in order}
+    by_key = {key: _by_value(key, [run for run in runs if key in run.keys]) for key in order}
     return {key: values for key, values in by_key.items() if len(values) > 1}
 
 
-def _by_value(key: str, runs: Sequence[Recorded], lacking: bool) -> Values:
+def _by_value(key: str, runs: Sequence[Recorded]) -> Values:
     values: Values = {}
     for run in runs:
-        if lacking or key in run.keys:
-            values.setdefault(run.keys.get(key, ""), []).append(run)
+        values.setdefault(run.keys.get(key, ""), []).append(run)
     return values
 
 
@@ -137,8 +126,12 @@ def groups(runs: Sequence[Recorded]) -> list[Group]:
     a group of its own, labelled with its folder's name as well. A run from which none differs has that alone.
     """
     found = []
+    known = {key for run in runs for key in run.keys}
+    called = Counter(name for key in known for name in {key.partition(".")[0], key.rpartition(".")[2]})
+    last = {key: key.rpartition(".")[2] for key in known}
+    short = {key: name if called[name] == 1 else key for key, name in last.items()}  # no other is called so
     for alike, keys in _told_apart(runs, list(differing(runs))):
-        label = ", ".join(f"{_short(key, runs)}={alike[0].keys[key]}" for key in keys)
+        label = ", ".join(f"{short[key]}={alike[0].keys[key]}" for key in keys)
         if len({run.seed for run in alike}) < len(alike):
             found += [Group(f"{label} {run.name}".lstrip(), keys, (run,)) for run in alike]
             continue
@@ -152,7 +145,7 @@ def _told_apart(
 ) -> Iterator[tuple[Sequence[Recorded], tuple[str, ...]]]:
     """Yield runs that are equal in all keys, with the keys that tell them from the others, each time the first."""
     for place, key in enumerate(keys):
-        values = _by_value(key, runs, lacking=True)
+        values = _by_value(key, runs)
         if len(values) > 1:
             for alike in values.values():
                 also = (key,) if key in alike[0].keys else ()
@@ -160,13 +153,6 @@ def _told_apart(
             return
     if runs:
         yield runs, used
-
-
-def _short(key: str, runs: Sequence[Recorded]) -> str:
-    """The last part of a key where no other key, and no section, is called so."""
-    last = key.rpartition(".")[2]
-    known = {other for run in runs for other in run.keys}
-    return last if sum(last in (other.partition(".")[0], other.rpartition(".")[2]) for other in known) == 1 else key
 
 
 def check_one_data_set(runs: Sequence[Recorded]) -> None:
@@ -185,7 +171,7 @@ FIGURES = {
 Figures = Mapping[str, Mapping[str, float | None]]
 
 
-def group_figures(run: Path | str) -> Dataset:
+def group_figures(run: Path | str) -> xarray.Dataset:
     """Return what groups of a run's clients came to, round by round.
 
     Parameters
@@ -217,28 +203,22 @@ def group_figures(run: Path | str) -> Dataset:
     own, invited = data["client_accuracy"].dropna("client", how="all"), data["cohort"] == 1
     members = {name: data.client.isin(ids) for name, ids in thirds(data["visit_seconds"], f"'{run}'").items()}
     accuracy = [data["client_accuracy"].where(these).mean("client") for these in members.values()]
-    members[DECILE] = data.client.isin(_worst(own))
+    tested = own.dropna("round", how="all")
+    last = tested.isel(round=-1).dropna("client") if tested.size else own.client[:0]  # when last tested
+    worst = last.client.values[np.argsort(last.values, kind="stable")[: tenth(last.size)]]
+    members[DECILE] = data.client.isin(worst)
     accuracy.append(worst_decile(own) if own.size else accuracy[0])
     shares = {"participation": data["arrived"] == 1, "depth": data["blocks"].where(invited, 0) / data.sizes["layer"]}
 
-    def so_far(came: DataArray, these: DataArray) -> DataArray:
+    def so_far(came: xarray.DataArray, these: xarray.DataArray) -> xarray.DataArray:
         asked = invited.where(these, 0).sum("client").cumsum("round")
-        share: DataArray = came.where(these, 0).sum("client").cumsum("round") / asked.where(asked > 0)
+        share: xarray.DataArray = came.where(these, 0).sum("client").cumsum("round") / asked.where(asked > 0)
         return share
 
     by_figure = {"accuracy": accuracy, "member": list(members.values())}
     by_figure |= {name: [so_far(came, these) for these in members.values()] for name, came in shares.items()}
     figures = {name: xarray.concat(each, "group") for name, each in by_figure.items()}
     return xarray.Dataset(figures).assign_coords(group=list(members))
-
-
-def _worst(own: DataArray) -> Any:
-    """Return who was in the worst tenth when last tested."""
-    tested = own.dropna("round", how="all")
-    if not tested.size:
-        return []
-    last = tested.isel(round=-1).dropna("client")
-    return last.client.values[np.argsort(last.values, kind="stable")[: tenth(last.size)]]
 
 
 def last_figures(run: Path) -> dict[str, dict[str, float | None]]:
@@ -265,3 +245,57 @@ def table(folders: Sequence[Path], figures: Sequence[Figures]) -> Any:
             known = [[value for value in some if value is not None] for some in values]
             shown.add_row(config.label, group, *(f"{np.mean(some):.4g}" if some else "–" for some in known))
     return shown
+
+
+def open_sweep(folder: Path | str) -> xarray.Dataset:
+    """Return what all runs of a sweep have recorded, as one data set.
+
+    Parameters
+    ----------
+    folder : Path or str
+        The folder that ``hpcfl sweep --out`` was given: each run is a folder in it.
+
+    Returns
+    -------
+    xarray.Dataset
+        The variables of `hpcfl.open_run`, with a dimension for the seed and for each key in which the runs differ, by
+        its dotted name, as in ``sel({"algorithm.lr": 0.1})``. A key that follows from others (an overlay sets many)
+        is no dimension; where some runs lack a key its labels are text. Where a combination was not run, or a run has
+        fewer rounds, values are missing (NaN).
+
+    Raises
+    ------
+    UsageError
+        If the folder holds no run, or two runs with the same keys and seed.
+    """
+    folders = list(run_folders([Path(folder)]))
+    configs = [dict(flat(recorded(store.run_attributes(each)["config"]))) for each in folders]
+    keys = [*_telling(configs), "seed"]
+    places = [tuple(config.get(key) for key in keys) for config in configs]
+    for number, place in enumerate(places):
+        if place in places[:number]:
+            twin = folders[places.index(place)]
+            raise UsageError(f"'{twin}' and '{folders[number]}' have the same config and seed: expected each run once")
+    labels = []
+    for values in zip(*places):
+        plain = any(all(isinstance(value, kind) for value in values) for kind in ((int, float), str))
+        # as text where some runs lack the key, or have lists
+        labels.append([*values] if plain else ["" if value is None else json.dumps(value) for value in values])
+    index = pandas.MultiIndex.from_arrays(labels, names=keys)
+    parts = [store.open_run(each) for each in folders]
+    how: dict[str, Any] = {"join": "outer", "coords": "different", "compat": "equals", "data_vars": "all"}
+    whole = xarray.concat(parts, pandas.RangeIndex(len(parts), name="run"), combine_attrs="drop_conflicts", **how)
+    return whole.assign_coords(xarray.Coordinates.from_pandas_multiindex(index, "run")).unstack("run")
+
+
+def _telling(configs: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the fewest keys that tell all configs apart, but for the seed: names of classes first, then sections."""
+    known = dict.fromkeys(key for config in configs for key in config if key != "seed")
+    chosen: list[str] = []
+    kinds = 1  # that the chosen keys tell apart
+    for key in sorted(known, key=lambda key: (key not in FIRST, "." not in key)):
+        told = {json.dumps([config.get(each) for each in (*chosen, key)]) for config in configs}
+        if len(told) > kinds:
+            chosen.append(key)
+            kinds = len(told)
+    return chosen

@@ -7,20 +7,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from hpcfl import config as configs
 from hpcfl import store
+from hpcfl.algorithms import Algorithm
 from hpcfl.base.errors import UsageError, check_within
 from hpcfl.base.lazy import torch
+from hpcfl.base.types import Computing, State
+from hpcfl.config import Config
+from hpcfl.data import ClientData, Federation
 from hpcfl.data.absent import Absent
 from hpcfl.data.base import packed
 from hpcfl.engine.checkpointing import restored
@@ -31,17 +35,8 @@ from hpcfl.learning.batches import Visits
 from hpcfl.learning.loss import class_axis
 from hpcfl.learning.task import Task
 from hpcfl.mpi.devices import chosen
-from hpcfl.mpi.placement import chunk_size, cut
+from hpcfl.mpi.placement import Chunk, chunk_size, cut
 from hpcfl.store.reading import tell
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from hpcfl.algorithms import Algorithm
-    from hpcfl.base.types import Computing, State
-    from hpcfl.config import Config
-    from hpcfl.data import ClientData, Federation
-    from hpcfl.mpi.placement import Chunk
 
 Array = npt.NDArray[Any]
 STORED = ("stored", "shared")
@@ -53,11 +48,7 @@ class NotHereError(UsageError):
 
 
 def open_models(
-    run: Path | str,
-    data_dir: Path | str | None = None,
-    stored: bool = False,
-    force: bool = False,
-    trust: bool = False,
+    run: Path | str, data_dir: Path | str | None = None, stored: bool = False, force: bool = False, trust: bool = False
 ) -> Models:
     """Return the models of all clients at the newest whole checkpoint of a run that has finished or was stopped.
 
@@ -103,7 +94,10 @@ def open_models(
     if "algorithm" in absent:
         algorithm = config.algorithm
     else:
-        algorithm = config.method(task, as_stored(config.algorithm) if stored else None)
+        evaluation = type(config.algorithm).model_fields.get("evaluation")
+        words = [word for word in STORED if stored and evaluation and word in get_args(evaluation.annotation)]
+        asked = config.algorithm.model_copy(update={"evaluation": words[0]}) if words else None
+        algorithm = config.method(task, asked)
         if not isinstance(known, Absent):
             like = config.method(task).init_client
             store.check_personal(path, range(config.clients), lambda client: like(task, client), known.shapes)
@@ -126,7 +120,13 @@ def _data(config: Config, folder: Path, attributes: Mapping[str, str], data_dir:
         except UsageError as error:
             raise UsageError(f"data_dir = {str(data)!r}: expected where the run's data are: {error}") from None
         federation = config.federation(data)
-        _check_sizes(folder, data, federation)
+        now = {fact.name: fact.values for fact in about_clients(federation)}
+        for fact in store.read_facts(folder):
+            differs = np.flatnonzero(fact.values != now[fact.name]) if fact.name in now else ()
+            for client in differs[:1]:
+                here, then = now[fact.name][client], fact.values[client]
+                there = f"client {client} has {here} as {fact.name}, in the run {then}"
+                raise UsageError(f"data_dir = {str(data)!r}: {there}: expected the data of the run")
         return federation
     except UsageError as error:
         if data_dir is not None or "samples" not in attributes:
@@ -183,16 +183,11 @@ def recorded_chunk(attributes: Mapping[str, str]) -> int | None:
 
 
 def loaded(
-    config: Config,
-    data: Path | None,
-    saved: store.Checkpoint,
-    path: Path,
-    clients: Iterable[int],
-    computing: Computing | None = None,
+    config: Config, data: Path | None, saved: store.Checkpoint, path: Path, clients: Iterable[int]
 ) -> tuple[Task, State]:
     """Return a run's task and its shared state; UsageError where the data of some clients are not those of the run."""
     federation = config.federation(data)
-    task, shared = with_shared(config, federation, saved, computing)
+    task, shared = with_shared(config, federation, saved)
     algorithm = config.method(task)
     store.check_personal(path, clients, lambda client: algorithm.init_client(task, client), federation.shapes)
     return task, shared
@@ -220,13 +215,6 @@ def with_shared(
     like = config.method(task).init_server(task)
     store.check_shared(saved.shared, like)
     return task, restored(like, saved.shared)
-
-
-def as_stored(algorithm: Algorithm) -> Algorithm:
-    """Return the algorithm with the protocol of evaluation in which nothing learns before the test, if it has one."""
-    field = type(algorithm).model_fields.get("evaluation")
-    words = [word for word in STORED if field is not None and word in get_args(field.annotation)]
-    return algorithm.model_copy(update={"evaluation": words[0]}) if words else algorithm
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,13 +255,12 @@ class Models:
         for chunk in self._chunks():
             yield from self._of(chunk)
 
-    def _chunk(self, client: int) -> Chunk:
-        return next(chunk for chunk in self._chunks() if client in chunk.clients)
-
     def _of(self, chunk: Chunk) -> Iterator[ClientModel]:
         if "algorithm" in self.absent:
             raise UsageError(f"{self.absent['algorithm']}; module() gives the shared model without it")
-        with _threads(threads(self.config)):
+        with ExitStack() as after:
+            after.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(threads(self.config))
             visits = Visits.for_test(self.round, chunk.clients)
             model = partial(self.algorithm.model, self.task, self.state)
             held = store.load_personal(self.path, chunk.clients.tolist())
@@ -286,7 +273,7 @@ class Models:
             state = {name: params[name][row].detach().clone() for name in names}
             yield ClientModel(client, state, self.task, self.federation, embedding)
 
-    def module(self, client: int | None = None) -> nn.Module:
+    def module(self, client: int | None = None) -> torch.nn.Module:
         """Return a client's model as a plain module; None: that which all share.
 
         Raises
@@ -297,16 +284,14 @@ class Models:
         if client is None:
             missing = self.task.initial().keys() - self.state.keys()
             if missing:
-                raise UsageError(
-                    f"algorithm.name = '{self.algorithm.name}' does not share '{min(missing)}': expected "
-                    f"module(client=0 … {len(self) - 1})"
-                )
-            params = {
-                name: self.state[name] for name in (*self.task.initial(), *self.task.buffer_names) if name in self.state
-            }
+                what = f"algorithm.name = '{self.algorithm.name}' does not share '{min(missing)}'"
+                raise UsageError(f"{what}: expected module(client=0 … {len(self) - 1})")
+            names = *self.task.initial(), *self.task.buffer_names
+            params = {name: self.state[name] for name in names if name in self.state}
         else:
             check_within("client", client, 0, len(self) - 1)
-            params = next(model.params for model in self._of(self._chunk(client)) if model.client == client)
+            chunk = next(chunk for chunk in self._chunks() if client in chunk.clients)
+            params = next(model.params for model in self._of(chunk) if model.client == client)
         return self.task.module(params)
 
     def _chunks(self) -> list[Chunk]:
@@ -361,9 +346,8 @@ class ClientModel:
         """
         if self.embedding is None:
             first = self.task.layers[0].name
-            raise UsageError(
-                f"model: its first layer is '{first}': expected an embedding, name = 'latent' or task.embedding"
-            )
+            expected = "an embedding, name = 'latent' or task.embedding"
+            raise UsageError(f"model: its first layer is '{first}': expected {expected}")
         return self._outputs(x, self.embedding).reshape(len(x), -1)
 
     def predict(self, x: Array | tuple[Array, ...]) -> Array:
@@ -392,28 +376,6 @@ class ClientModel:
         return outputs
 
 
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def as_tensors(saved: Mapping[str, Any], device: Any) -> State:
     """Return what a checkpoint holds as tensors."""
     return {name: torch.from_numpy(np.asarray(value)).to(device, copy=True) for name, value in saved.items()}
-
-
-def _check_sizes(folder: Path, data: Path | None, federation: Federation) -> None:
-    """Refuse data of which the clients hold other numbers of samples than those of the run."""
-    now = {fact.name: fact.values for fact in about_clients(federation)}
-    for fact in store.read_facts(folder):
-        differs = np.flatnonzero(fact.values != now[fact.name]) if fact.name in now else ()
-        for client in differs[:1]:
-            raise UsageError(
-                f"data_dir = {str(data)!r}: client {client} has {now[fact.name][client]} as {fact.name}, in the run "
-                f"{fact.values[client]}: expected the data of the run"
-            )

@@ -5,75 +5,40 @@ row is written by `Segment.write` (segment.py), a checkpoint by `write_rank`, `w
 (checkpoints.py); `open_run` (reading.py) reads a run.
 """
 
-from hpcfl.store.checkpoints import (
-    Checkpoint,
-    WriteError,
-    check_personal,
-    check_shared,
-    draft,
-    drafted,
-    latest,
-    load,
-    load_personal,
-    personal_rounds,
-    publish,
-    saved,
-    write_rank,
-    write_server,
-)
-from hpcfl.store.columns import Column, Fact
-from hpcfl.store.owner import release, take
-from hpcfl.store.reading import (
-    data_folder,
-    events,
-    last_written,
-    open_run,
-    read_facts,
-    run_attributes,
-    run_folder,
-    segment_paths,
-)
-from hpcfl.store.run_file import begin, create, rebuild, seal
-from hpcfl.store.segment import Segment
-from hpcfl.store.status import Status, overwrite_status, read_status, write_status
-from hpcfl.store.verify import Findings, verify
-
-__all__ = [
-    "Checkpoint",
-    "Column",
-    "Fact",
-    "Findings",
-    "Segment",
-    "Status",
-    "WriteError",
-    "begin",
-    "check_personal",
-    "check_shared",
-    "create",
-    "data_folder",
-    "draft",
-    "drafted",
-    "events",
-    "last_written",
-    "latest",
-    "load",
-    "load_personal",
-    "open_run",
-    "overwrite_status",
-    "personal_rounds",
-    "publish",
-    "read_facts",
-    "read_status",
-    "rebuild",
-    "release",
-    "run_attributes",
-    "run_folder",
-    "saved",
-    "seal",
-    "segment_paths",
-    "take",
-    "verify",
-    "write_rank",
-    "write_server",
-    "write_status",
-]
+from hpcfl.store.checkpoints import Checkpoint as Checkpoint
+from hpcfl.store.checkpoints import WriteError as WriteError
+from hpcfl.store.checkpoints import check_personal as check_personal
+from hpcfl.store.checkpoints import check_shared as check_shared
+from hpcfl.store.checkpoints import draft as draft
+from hpcfl.store.checkpoints import drafted as drafted
+from hpcfl.store.checkpoints import latest as latest
+from hpcfl.store.checkpoints import load as load
+from hpcfl.store.checkpoints import load_personal as load_personal
+from hpcfl.store.checkpoints import personal_rounds as personal_rounds
+from hpcfl.store.checkpoints import publish as publish
+from hpcfl.store.checkpoints import saved as saved
+from hpcfl.store.checkpoints import write_rank as write_rank
+from hpcfl.store.checkpoints import write_server as write_server
+from hpcfl.store.columns import Column as Column
+from hpcfl.store.columns import Fact as Fact
+from hpcfl.store.owner import release as release
+from hpcfl.store.owner import take as take
+from hpcfl.store.reading import data_folder as data_folder
+from hpcfl.store.reading import events as events
+from hpcfl.store.reading import last_written as last_written
+from hpcfl.store.reading import open_run as open_run
+from hpcfl.store.reading import read_facts as read_facts
+from hpcfl.store.reading import run_attributes as run_attributes
+from hpcfl.store.reading import run_folder as run_folder
+from hpcfl.store.reading import segment_paths as segment_paths
+from hpcfl.store.run_file import begin as begin
+from hpcfl.store.run_file import create as create
+from hpcfl.store.run_file import rebuild as rebuild
+from hpcfl.store.run_file import seal as seal
+from hpcfl.store.segment import Segment as Segment
+from hpcfl.store.status import Status as Status
+from hpcfl.store.status import overwrite_status as overwrite_status
+from hpcfl.store.status import read_status as read_status
+from hpcfl.store.status import write_status as write_status
+from hpcfl.store.verify import Findings as Findings
+from hpcfl.store.verify import verify as verify

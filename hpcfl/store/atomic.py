@@ -94,6 +94,16 @@ def created(path: Path, **options: Any) -> Iterator[h5py.File]:
             raise sink.error
 
 
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Say of an OSError in the block that it is this path's."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        raise
+
+
 def write_text(path: Path, text: str) -> None:
     with replace(path) as new:
         new.write_text(text, encoding="utf-8")
@@ -119,10 +129,8 @@ def sync(path: Path) -> None:
     """Wait until the content of `path` is on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
-    except OSError as error:
-        error.filename = str(path)
-        raise
+        with naming(path):
+            os.fsync(handle)
     finally:
         os.close(handle)
 
@@ -130,10 +138,10 @@ def sync(path: Path) -> None:
 def sync_folder(folder: Path) -> None:
     """Wait until the names in `folder` are on the disk, where the file system can say so of a folder."""
     try:
-        sync(folder)
+        with naming(folder):
+            sync(folder)
     except OSError as error:
         if error.errno not in NO_SYNC:
-            error.filename = str(folder)
             raise
 
 

@@ -84,7 +84,6 @@ JSON: dict[str, TypeAdapter[Any]] = {
     "history": TypeAdapter(list[_Rounds | _Other]),
     "versions": TypeAdapter(dict[str, str]),
 }
-NEEDED = ("config", "segments")
 
 
 def attributes_of(file: h5py.File) -> dict[str, Any]:
@@ -98,26 +97,20 @@ def attributes_of(file: h5py.File) -> dict[str, Any]:
         has = "no format number" if number is None else f"format {cut(str(number), VALUE)}"
         folder = Path(file.filename).parent
         raise FormatError(f"run folder '{folder}' has {has}, this version of hpcfl reads format {RUN_FORMAT}")
-    for name in NEEDED:
-        if name not in found:
-            raise UsageError(f"{file.filename} cannot be read: it is no run's table: expected an attribute {name}")
+    if lacks := [name for name in ("config", "segments") if name not in found]:
+        raise UsageError(f"{file.filename} cannot be read: it is no run's table: expected an attribute {lacks[0]}")
     for name, value in found.items():
-        if reason := _odd(name, value):
-            raise UsageError(f"{file.filename}: attribute {name}: {reason}")
-    return found
-
-
-def _odd(name: str, value: Any) -> str:
-    """Return what is wrong with an attribute, "" where nothing is, or it is none of ours."""
-    if name in (*TEXTS, *JSON) and not isinstance(value, str):
-        return f"expected text, got {cut(repr(value), VALUE)}"
-    if name == "sealed" and not isinstance(value, np.integer):
-        return f"expected 0 or 1, got {cut(repr(value), VALUE)}"
-    if name in JSON:
+        where = f"{file.filename}: attribute {name}: "
+        if name in (*TEXTS, *JSON) and not isinstance(value, str):
+            raise UsageError(f"{where}expected text, got {cut(repr(value), VALUE)}")
+        if name == "sealed" and not isinstance(value, np.integer):
+            raise UsageError(f"{where}expected 0 or 1, got {cut(repr(value), VALUE)}")
         try:
-            JSON[name].validate_json(value.encode(errors="replace"), strict=True)
+            if name in JSON:
+                JSON[name].validate_json(value.encode(errors="replace"), strict=True)
         except ValidationError as error:
             first = error.errors()[0]
             place = "".join(f"[{part!r}]" for part in first["loc"])
-            return f"{place}{': ' * bool(place)}{first['msg']}, got {cut(repr(first['input']), VALUE)}"
-    return ""
+            said = f"{place}{': ' * bool(place)}{first['msg']}, got {cut(repr(first['input']), VALUE)}"
+            raise UsageError(f"{where}{said}") from None
+    return found

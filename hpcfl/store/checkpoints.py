@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from hpcfl.base.types import Ints, Shape
 from hpcfl.store import inside, manifest
 from hpcfl.store.atomic import PREFIX, created, number_of, numbered, read_text, sync, sync_folder
 from hpcfl.store.columns import Array, values, whole
-from hpcfl.store.integrity import RUN, SERVER, damage, one_line, run_of
+from hpcfl.store.inside import RUN, of_another, one_line, run_of
 
 Tensors = Mapping[str, Array]
 Chunk = tuple[Array, dict[str, Array]]
@@ -37,6 +37,7 @@ Chunk = tuple[Array, dict[str, Array]]
 Shapes = Mapping[str, tuple[int, ...]]
 
 NUMBERS = "fiubc"
+SERVER = "server.h5"  # of a checkpoint: what the server holds
 LEFT = "left-"
 BESIDE = "beside.json"  # which other checkpoints there were when it became visible
 _CHUNK_BYTES = 1 << 20
@@ -69,9 +70,9 @@ class Checkpoint:
     """
 
     round: int
-    shared: dict[str, Array]
-    personal: list[Chunk]
-    clock: dict[str, float]
+    shared: dict[str, Any]
+    personal: list[Chunk] = field(default_factory=list)
+    clock: dict[str, float] = field(default_factory=dict)
     memory: dict[str, Array] = field(default_factory=dict)
     stale: dict[int, int] = field(default_factory=dict)
     extras: dict[str, Any] = field(default_factory=dict)
@@ -113,25 +114,13 @@ def write_rank(folder: Path, rank: int, personal: Iterable[tuple[Any, Tensors]])
     with created(path) as file:
         _write_personal(file.create_group("personal"), personal)
     sync(path)
-    note = _note(folder, rank)
-    unfinished = note.with_suffix(".part")
+    unfinished = path.with_suffix(".part")
     unfinished.write_text(json.dumps(manifest.entry(path)), encoding="utf-8")
-    unfinished.replace(note)
+    unfinished.replace(path.with_suffix(".json"))
 
 
-def write_server(
-    folder: Path,
-    round: int,
-    shared: Tensors,
-    clock: Mapping[str, float],
-    memory: Tensors | None = None,
-    stale: Mapping[int, int] | None = None,
-    extras: Mapping[str, Any] | None = None,
-    served: Mapping[int, Tensors] | None = None,
-    homes: Sequence[int] | Ints = (),
-    score: float = np.nan,
-) -> None:
-    """Write what the server holds after `round` rounds, see `Checkpoint`; dtypes are kept to the bit.
+def write_server(folder: Path, state: Checkpoint, homes: Sequence[int] | Ints = (), score: float = np.nan) -> None:
+    """Write what the server holds, all of a checkpoint but the clients' personal state; dtypes are kept to the bit.
 
     Parameters
     ----------
@@ -149,16 +138,18 @@ def write_server(
     """
     path = folder / SERVER
     with created(path) as file:
-        file.attrs.update({"round": round, "score": float(score), RUN: run_of(folder.parents[1])})
-        file.create_group("clock").attrs.update({name: float(value) for name, value in clock.items()})
-        _write_shared(file.create_group("shared"), shared)
-        _write_shared(file.create_group("extras"), extras or {})
-        _write_shared(file.create_group("memory"), memory or {})
-        for version, state in (served or {}).items():
-            _write_shared(file.create_group(f"served/{version}"), state)
+        file.attrs.update({"round": state.round, "score": float(score), RUN: run_of(folder.parents[1])})
+        file.create_group("clock").attrs.update({name: float(value) for name, value in state.clock.items()})
+        groups = {"shared": state.shared, "extras": state.extras, "memory": state.memory}
+        groups |= {f"served/{version}": tensors for version, tensors in state.served.items()}
+        for group, tensors in groups.items():
+            inner = file.create_group(group)
+            for name, value in tensors.items():
+                data = value if isinstance(value, str) else np.asarray(value)
+                inner.create_dataset(_checked_name(name), data=data, fletcher32=np.size(value) > 1)
         file.create_dataset("homes", data=np.asarray(homes, np.int64))
-        if stale:
-            file.create_group("stale").update({"ids": [*stale], "rounds": [*stale.values()]})
+        if state.stale:
+            file.create_group("stale").update({"ids": [*state.stale], "rounds": [*state.stale.values()]})
     sync(path)
 
 
@@ -172,20 +163,45 @@ def publish(
     """
     path = folder.with_name(f"round-{number_of(folder):06d}")
     known = {number_of(old): old for old in saved(path.parents[1]) if number_of(old) < number_of(path)}
-    stay = {*known} if kept is None else {*kept(_scores({**known, number_of(path): folder}))}
+    scores = dict[int, float]()
+    for number, each in {**known, number_of(path): folder}.items() if kept is not None else ():
+        scores[number] = float("nan")  # also of one that cannot be read
+        with suppress(RunError), _opened(each / SERVER) as file:
+            scores[number] = float(file.attrs["score"])
+    stay = {*known} if kept is None else {*kept(scores)}
     entries = {_rank_file(rank): _noted(folder, rank) for rank in ranks}
     (folder / BESIDE).write_text(json.dumps(sorted(stay & known.keys())))
     sync(folder / BESIDE)
     entries |= {name: manifest.entry(folder / name) for name in (SERVER, BESIDE)}
     manifest.write_entries(folder, entries)
-    before = [old for old in saved(folder.parent.parent) if number_of(old) == number_of(path)]
-    for old in before:  # damaged, or of a past that was given up
-        _remove(old)
+    for old in saved(folder.parent.parent):
+        if number_of(old) == number_of(path):  # damaged, or of a past that was given up
+            _remove(old)
     folder.rename(path)
     sync_folder(path.parent)
     for number in known.keys() - stay:
         _remove(known[number])
     return path, sum(each["bytes"] for each in entries.values())
+
+
+def damage(path: Path) -> str:
+    """Return why a checkpoint cannot be read whole, "" where it can.
+
+    Every byte is read; memory stays within a few MiB.
+    """
+    try:
+        if SERVER not in manifest.read(path):
+            return f"{path / manifest.NAME} lists no {SERVER}"
+        reasons = [f"{name}: {reason}" for name, reason in manifest.damage(path).items()]
+        if reasons:
+            return "; ".join(reasons)
+        with inside.opened(path / SERVER) as file:
+            round_, run = whole(file, "round"), str(file.attrs.get(RUN, ""))
+        if path in numbered(path.parent, "round", "") and round_ != number_of(path):
+            return f"it is the state after round {round_}"
+        return of_another(run, path.parents[1])
+    except Exception as error:  # h5py raises almost anything on a damaged file
+        return one_line(error)
 
 
 def lacking(path: Path) -> list[str]:
@@ -209,13 +225,9 @@ def _rank_file(rank: int) -> str:
     return f"rank-{rank:04d}.h5"
 
 
-def _note(folder: Path, rank: int) -> Path:
-    return folder / f"rank-{rank:04d}.json"
-
-
 def _noted(folder: Path, rank: int) -> Any:
     """Wait for the note of a rank, then take it away and return what it says."""
-    note, pause = _note(folder, rank), _LEAST_PAUSE
+    note, pause = (folder / _rank_file(rank)).with_suffix(".json"), _LEAST_PAUSE
     while not note.exists():
         time.sleep(pause)
         pause = min(1.5 * pause, _MOST_PAUSE)
@@ -256,16 +268,6 @@ def _warn(line: str) -> None:
     _log.warning("hpcfl: %s", cut(line, LINE))
 
 
-def _scores(paths: Mapping[int, Path]) -> dict[int, float]:
-    """Return how good the state of each checkpoint is; NaN where that is not known, or cannot be read."""
-    found = {}
-    for number, path in paths.items():
-        found[number] = float("nan")
-        with suppress(RunError), _opened(path / SERVER) as file:
-            found[number] = float(file.attrs["score"])
-    return found
-
-
 def latest(run_dir: Path) -> Path | None:
     """Return the newest checkpoint that is whole, None where there is none at all; warn of those passed over.
 
@@ -292,20 +294,17 @@ def latest(run_dir: Path) -> Path | None:
 
 def load(path: Path, personal: bool = True) -> Checkpoint:
     """Read a checkpoint, with the clients' personal state or without; RunError if it is not there or damaged."""
-    states: list[Chunk] = []
-    for group in _personal(path) if personal else ():
-        states.append((group["ids"][:], {name: item[:] for name, item in group["tensors"].items()}))
+    groups = _personal(path) if personal else ()
+    states = [(group["ids"][:], {name: item[:] for name, item in group["tensors"].items()}) for group in groups]
     with _opened(path / SERVER) as file:
-        return Checkpoint(
-            round=whole(file, "round"),
-            shared=_tensors(file["shared"]),
-            personal=states,
-            clock={name: float(value) for name, value in file["clock"].attrs.items()},
-            memory=_tensors(file["memory"]),
-            stale=_read_stale(file),
-            extras={name: _read(item) for name, item in file["extras"].items()},
-            served={int(version): _tensors(state) for version, state in file.get("served", {}).items()},
-        )
+        shared, memory = _tensors(file["shared"]), _tensors(file["memory"])
+        clock = {name: float(value) for name, value in file["clock"].attrs.items()}
+        extras = {
+            name: item.asstr()[()] if h5py.check_string_dtype(item.dtype) else np.asarray(item[()])
+            for name, item in file["extras"].items()
+        }
+        served = {int(version): _tensors(state) for version, state in file.get("served", {}).items()}
+        return Checkpoint(whole(file, "round"), shared, states, clock, memory, _read_stale(file), extras, served)
 
 
 def _tensors(group: h5py.Group) -> dict[str, Array]:
@@ -323,9 +322,10 @@ def load_personal(path: Path, client_ids: Iterable[int], check: bool = False) ->
     for same in _personal(path, wanted, check):
         clients = same["ids"][:]
         rows = np.flatnonzero(np.isin(clients, wanted))
-        tensors = {name: _take(item, rows) for name, item in same["tensors"].items()}
-        for place, client in enumerate(clients[rows]):
-            states[int(client)] = {name: np.asarray(values[place]) for name, values in tensors.items()}
+        for run in filter(len, np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)):  # of neighbours
+            tensors = {name: item[run[0] : run[-1] + 1] for name, item in same["tensors"].items()}
+            for place, client in enumerate(clients[run].tolist()):
+                states[client] = {name: np.asarray(values[place]) for name, values in tensors.items()}
     return states
 
 
@@ -334,16 +334,6 @@ def personal_rounds(path: Path, client_ids: Iterable[int]) -> dict[int, int]:
     with _opened(path / SERVER) as file:
         stale, done = _read_stale(file), whole(file, "round")
     return {client: stale.get(client, done) for client in client_ids}
-
-
-def personal_shapes(path: Path, client_ids: Iterable[int]) -> dict[int, Shapes]:
-    """Return the shapes of those of some clients that are there: ``{client: {name: shape}}``; RunError as `load`."""
-    wanted = np.unique(np.fromiter(client_ids, np.int64))
-    by_client: dict[int, Shapes] = {}
-    for same in _personal(path, wanted):
-        shapes = {name: item.shape[1:] for name, item in same["tensors"].items()}
-        by_client |= dict.fromkeys(np.intersect1d(same["ids"][:], wanted).tolist(), shapes)
-    return by_client
 
 
 def check_shared(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
@@ -358,12 +348,14 @@ def check_personal(
 
     `like` gives a client's personal state, which follows from the shape of its samples' features, in `shapes`.
     """
-    wanted: dict[Shape, Shapes] = {}
-    for client, saved in personal_shapes(path, clients).items():
-        shape = shapes[client]
-        if shape not in wanted:
-            wanted[shape] = _shapes(like(client))
-        _compare(saved, wanted[shape], f"data: client {client} has features of shape {shape}")
+    some, wanted = np.unique(np.fromiter(clients, np.int64)), dict[Shape, Shapes]()
+    for same in _personal(path, some):
+        saved = {name: item.shape[1:] for name, item in same["tensors"].items()}
+        for client in np.intersect1d(same["ids"][:], some).tolist():
+            shape = shapes[client]
+            if shape not in wanted:
+                wanted[shape] = _shapes(like(client))
+            _compare(saved, wanted[shape], f"data: client {client} has features of shape {shape}")
 
 
 def _compare(saved: Shapes, wanted: Shapes, whose: str) -> None:
@@ -371,10 +363,8 @@ def _compare(saved: Shapes, wanted: Shapes, whose: str) -> None:
         saved_shape = saved.get(name)
         if saved_shape != shape:
             there = "none" if saved_shape is None else list(saved_shape)
-            raise UsageError(
-                f"{whose}: '{name}' has shape {list(shape)} on these data, in the checkpoint {there}: "
-                "expected the data of the run"
-            )
+            said = f"'{name}' has shape {list(shape)} on these data, in the checkpoint {there}"
+            raise UsageError(f"{whose}: {said}: expected the data of the run")
 
 
 def _shapes(tensors: Mapping[str, Any]) -> Shapes:
@@ -389,16 +379,12 @@ def _personal(path: Path, clients: Ints | None = None, check: bool = False) -> I
     for rank in np.unique(homes).tolist():
         with _opened(path / _rank_file(rank), check) as file:
             for group in file["personal"].values():
-                _check_personal(group)
+                rows = len(values(group, "ids", "i", (None,)))
+                for name, item in group["tensors"].items():
+                    there = item.shape[:1] if isinstance(item, h5py.Dataset) and item.dtype.kind in NUMBERS else None
+                    if there != (rows,):
+                        raise ValueError(f"{group.name}/tensors/{name}: expected numbers of {rows} clients, got {item}")
                 yield group
-
-
-def _check_personal(group: h5py.Group) -> None:
-    """Raise ValueError where clients' tensors have not a row of numbers for each of them."""
-    clients = len(values(group, "ids", "i", (None,)))
-    for name, item in group["tensors"].items():
-        if not isinstance(item, h5py.Dataset) or item.dtype.kind not in NUMBERS or item.shape[:1] != (clients,):
-            raise ValueError(f"{group.name}/tensors/{name}: expected numbers of {clients} clients, got {item}")
 
 
 @contextmanager
@@ -418,33 +404,22 @@ def _read_stale(file: h5py.File) -> dict[int, int]:
     return {} if group is None else dict(zip(group["ids"][:].tolist(), group["rounds"][:].tolist()))
 
 
-def _write_shared(group: h5py.Group, shared: Mapping[str, Any]) -> None:
-    """Write tensors, whatever their shapes, numbers and strings."""
-    for name, value in shared.items():
-        data = value if isinstance(value, str) else np.asarray(value)
-        group.create_dataset(_checked_name(name), data=data, fletcher32=np.size(value) > 1)
-
-
-def _read(item: h5py.Dataset) -> Any:
-    return item.asstr()[()] if h5py.check_string_dtype(item.dtype) else np.asarray(item[()])
-
-
 def _write_personal(group: h5py.Group, personal: Iterable[tuple[Any, Tensors]]) -> None:
     """Write chunk after chunk, each to the group of its shapes."""
     groups: dict[Any, h5py.Group] = {}
-    for clients, tensors in _batches(_checked(personal)):
-        kind = _kind(tensors)
+    for kind, chunks in groupby(_checked(personal), _kind):
         if kind not in groups:
             groups[kind] = group.create_group(f"{len(groups):03d}")
-        _append(groups[kind], "ids", clients)
         tensor_group = groups[kind].require_group("tensors")
-        for name, data in tensors.items():
-            _append(tensor_group, name, data)
+        for clients, tensors in _batches(chunks):
+            _append(groups[kind], "ids", clients)
+            for name, data in tensors.items():
+                _append(tensor_group, name, data)
 
 
-def _kind(tensors: Tensors) -> tuple[tuple[str, tuple[int, ...], str], ...]:
+def _kind(chunk: Chunk) -> tuple[tuple[str, tuple[int, ...], str], ...]:
     """Return what chunks have in common that are rows of the same datasets."""
-    return tuple(sorted((name, data.shape[1:], data.dtype.str) for name, data in tensors.items()))
+    return tuple(sorted((name, data.shape[1:], data.dtype.str) for name, data in chunk[1].items()))
 
 
 def _checked(personal: Iterable[tuple[Any, Tensors]]) -> Iterator[Chunk]:
@@ -472,25 +447,22 @@ def _checked_name(name: str) -> str:
 
 
 def _batches(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-    """Join small neighbours of equal shapes: writing clients one by one is ten times slower."""
+    """Join small chunks of equal shapes: writing clients one by one is ten times slower."""
     held: list[Chunk] = []
     size = 0
     for clients, tensors in chunks:
-        if held and _kind(tensors) != _kind(held[0][1]):
-            yield _concatenated(held)
-            held, size = [], 0
         size += sum(data.nbytes for data in tensors.values()) + clients.nbytes
         if size < _CHUNK_BYTES:  # copied, as the caller may fill the same arrays again
             clients, tensors = clients.copy(), {name: data.copy() for name, data in tensors.items()}
         held.append((clients, tensors))
         if size >= _CHUNK_BYTES:
-            yield _concatenated(held)
+            yield _joined(held)
             held, size = [], 0
     if held:
-        yield _concatenated(held)
+        yield _joined(held)
 
 
-def _concatenated(chunks: list[Chunk]) -> Chunk:
+def _joined(chunks: list[Chunk]) -> Chunk:
     if len(chunks) == 1:
         return chunks[0]
     clients = np.concatenate([ids for ids, _ in chunks])
@@ -509,10 +481,3 @@ def _append(group: h5py.Group, name: str, data: Array) -> None:
     rows = max(1, _LEAST_BYTES // row, min(len(data), _CHUNK_BYTES // row))
     chunks = (rows, *(max(1, size) for size in data.shape[1:]))
     group.create_dataset(name, data=data, chunks=chunks, maxshape=(None,) * data.ndim, fletcher32=True)
-
-
-def _take(dataset: h5py.Dataset, rows: Array) -> Array:
-    """Return some rows (ascending), read in runs of neighbours."""
-    runs = [run for run in np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1) if run.size]
-    blocks = [dataset[int(run[0]) : int(run[-1]) + 1] for run in runs]
-    return np.concatenate([np.empty((0, *dataset.shape[1:]), dataset.dtype), *blocks])

@@ -8,7 +8,6 @@ A file may come from somebody else: what is read is what it is expected to be, o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -26,12 +25,7 @@ AXES = ("sim_seconds", "wall_seconds", "message_bytes")
 CLIENT = "client"
 LABELS = {"round": "round", "client": "client id", "layer": "layer", "rank": "MPI rank", "arrival": "arrival"}
 KINDS = {"i": "integers", "u": "unsigned integers", "f": "floating-point", "c": "complex", "b": "truth values"}
-MOST_ROUNDS = 2**31 - 1
-ROWS = "rows"
-"""The one dataset of a growing segment's rows."""
 
-_CHUNK_BYTES = 1 << 16  # small, as a flush writes the whole chunk of a row; not smaller, as a reader asks for each
-_SEALED_BYTES = 1 << 20
 _TIME_UNITS = {f"{unit}{s}" for unit in ("day", "hour", "minute", "second", "millisecond") for s in ("", "s")}
 
 
@@ -106,50 +100,16 @@ def values_of(rows: Array, columns: Iterable[Column], coords: Coords) -> dict[st
     }
 
 
-def chunk_of(shape: tuple[int, ...], row: int) -> tuple[int, ...] | None:
-    """The extents of a chunk, of whole rows of so many bytes; an empty dataset has none."""
-    return (min(shape[0], max(1, _CHUNK_BYTES // row)), *shape[1:]) if shape[0] and row else None
-
-
 def add_scales(file: h5py.File, coords: Coords) -> None:
-    """Write the coordinates (integers or strings) other than the round as dimension scales."""
+    """Write the coordinates (integers or strings) as dimension scales."""
     for name, values in coords.items():
         labels = np.asarray(values)
         if labels.dtype.kind in "UO" or not labels.size:
             labels = labels.astype(object if name == "layer" else np.int64)
         dtype = h5py.string_dtype() if labels.dtype.kind == "O" else labels.dtype
-        make_scale(file.create_dataset(name, data=labels, dtype=dtype), name)
-
-
-def make_scale(dataset: h5py.Dataset, name: str) -> None:
-    dataset.attrs["long_name"] = LABELS.get(name, name)
-    dataset.make_scale(name)
-
-
-def add_column(file: h5py.File, column: Column, shape: tuple[int, ...]) -> h5py.Dataset:
-    """Create a column with fixed extents, every entry "not recorded", chunked by whole rows."""
-    dtype = column.stored
-    chunks = chunk_of(shape, math.prod(shape[1:]) * dtype.itemsize)
-    dataset = file.create_dataset(column.name, shape, dtype, fillvalue=fill_of(dtype), chunks=chunks)
-    label(file, dataset, column)
-    return dataset
-
-
-def add_checked(file: h5py.File, name: str, shape: tuple[int, ...], dtype: Any, data: Any = None) -> h5py.Dataset:
-    """Create a dataset that is compressed, where that makes it smaller, and whose checksums every reader verifies."""
-    if 0 in shape:
-        return file.create_dataset(name, shape, dtype)
-    row = math.prod(shape[1:]) * np.dtype(dtype).itemsize
-    chunk = (min(shape[0], max(1, _SEALED_BYTES // row)), *shape[1:])
-    filters = {"shuffle": True, "compression": "gzip", "compression_opts": 1, "fletcher32": True}
-    return file.create_dataset(name, shape, dtype, data=data, chunks=chunk, **filters)
-
-
-def add_facts(file: h5py.File, facts: Iterable[Fact]) -> None:
-    for fact in facts:
-        dataset = file.create_dataset(fact.name, data=fact.values)
-        dataset.dims[0].attach_scale(file[CLIENT])
-        dataset.attrs["long_name"] = fact.long_name
+        dataset = file.create_dataset(name, data=labels, dtype=dtype)
+        dataset.attrs["long_name"] = LABELS.get(name, name)
+        dataset.make_scale(name)
 
 
 def check_table(columns: Sequence[Column], coords: Mapping[str, Array]) -> None:
@@ -214,34 +174,19 @@ def facts_of(file: h5py.File) -> list[Fact]:
     return facts
 
 
-def label(file: h5py.File, dataset: h5py.Dataset, column: Column) -> None:
-    """Attach the dimension scales of the column and say what it is."""
-    for axis, name in enumerate(("round", *column.dims)):
-        dataset.dims[axis].attach_scale(file[name])
-    dataset.attrs["long_name"] = column.long_name
-    if column.units:
-        dataset.attrs["units"] = column.units
-
-
-def name_axes(file: h5py.File, columns: Iterable[Column]) -> None:
-    """Say in the file which columns are coordinates over the round, the way the CF conventions do."""
-    present = {column.name for column in columns if not column.dims}
-    file.attrs["coordinates"] = " ".join(name for name in AXES if name in present)
-
-
-def columns_of(file: h5py.File) -> tuple[Column, ...]:
-    """The columns of run.h5: its datasets with the round as first axis."""
-    return tuple(
-        Column(
-            name=name,
-            dims=tuple(_axes(item)[1:]),
-            dtype=item.dtype.str,
-            long_name=str(item.attrs.get("long_name", "")),
-            units=str(item.attrs.get("units", "")),
-        )
-        for name, item in file.items()
-        if isinstance(item, h5py.Dataset) and not item.is_scale and _axes(item)[:1] == ["round"]
-    )
+def table_of(file: h5py.File) -> tuple[tuple[Column, ...], dict[str, Array]]:
+    """The columns of run.h5, its datasets with the round as first axis, and the labels; errors as `table_in`."""
+    columns, coords = list[Column](), dict[str, Array]()
+    for name, item in file.items():
+        if isinstance(item, h5py.Dataset) and not item.is_scale and _axes(item)[:1] == ["round"]:
+            said = (str(item.attrs.get(about, "")) for about in ("long_name", "units"))
+            columns.append(Column(name, tuple(_axes(item)[1:]), item.dtype.str, *said))
+    for name in (name for name in LABELS if name in file and name != "round"):
+        text = isinstance(file[name], h5py.Dataset) and h5py.check_string_dtype(file[name].dtype) is not None
+        found = file[name].asstr()[()] if text else values(file, name, "iu", (None,))
+        coords[name] = np.asarray(found, np.str_) if text else found
+    check_table(columns, coords)
+    return tuple(columns), coords
 
 
 def described(columns: Iterable[Column], coords: Coords) -> dict[str, Any]:
@@ -250,14 +195,10 @@ def described(columns: Iterable[Column], coords: Coords) -> dict[str, Any]:
     return {"columns": [asdict(column) for column in columns], "coords": labels}
 
 
-def columns_in(description: Mapping[str, Any]) -> tuple[Column, ...]:
-    """The columns of a text of `described`."""
-    return tuple(Column(**{**each, "dims": tuple(each["dims"])}) for each in description["columns"])
-
-
-def coords_in(description: Mapping[str, Any]) -> dict[str, Array]:
-    """The labels of a text of `described`."""
-    return {
-        name: np.asarray(labels, dtype=np.str_ if name == "layer" else np.int64)
-        for name, labels in description["coords"].items()
-    }
+def table_in(description: Mapping[str, Any]) -> tuple[tuple[Column, ...], dict[str, Array]]:
+    """The columns and labels of a text of `described`; ValueError, TypeError or KeyError where they cannot be."""
+    columns = tuple(Column(**{**each, "dims": tuple(each["dims"])}) for each in description["columns"])
+    labels = description["coords"].items()
+    coords = {name: np.asarray(each, np.str_ if name == "layer" else np.int64) for name, each in labels}
+    check_table(columns, coords)
+    return columns, coords

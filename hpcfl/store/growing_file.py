@@ -18,7 +18,7 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -28,25 +28,18 @@ import numpy as np
 
 from hpcfl.base.errors import RunError, UsageError, listed
 from hpcfl.store.atomic import created, sync
-from hpcfl.store.columns import (
-    MOST_ROUNDS,
-    ROWS,
-    Array,
-    Column,
-    Coords,
-    add_scales,
-    check_table,
-    columns_in,
-    coords_in,
-    described,
-    row_type,
-)
+from hpcfl.store.columns import Array, Column, Coords, add_scales, described, row_type, table_in
+from hpcfl.store.manifest import DamagedError
 
 MAGIC = b"hpcfl segment: "
 BEGUN, CHECK = "begun", "check"
 LEAD = 8  # bytes with which a record begins
 EVENT = np.dtype([("round", "i8"), ("time", "f8"), ("kind", "S16"), ("client", "i8"), ("text", "S200")])
 FORMAT = ("v110", "v110")  # HDF5's; "latest" is unreadable for every HDF5 older than the one that wrote it
+
+MOST_ROUNDS = 2**31 - 1
+ROWS = "rows"
+"""The one dataset of a growing segment's rows."""
 
 _WRITTEN = 1 << 32  # set in what every record begins and ends with: neither is zero
 _PIECE = 1 << 24
@@ -171,33 +164,27 @@ def _line(text: bytes) -> bytes:
 
 
 def read_layout(file: BinaryIO) -> Layout:
-    """Return what the header says; RunError where it is not whole."""
+    """Return what the header says; `DamagedError` where it is not whole."""
     file.seek(0)
     line = file.read(_LINE)
     digits = line[len(MAGIC) :].split(b" ")[0]
     text = file.read(min(int(digits), _MOST)) if digits.isdigit() else b""
     if _line(text) != line:
-        raise RunError("its header is not what was written")
+        raise DamagedError("its header is not what was written")
     try:
         layout = _layout(json.loads(text))
-        _check_layout(layout)
+        first, rounds, size = layout.first, layout.rounds, layout.size
+        if not 0 <= first <= rounds <= MOST_ROUNDS:
+            raise ValueError(f"expected rounds from 0 to at most {MOST_ROUNDS}, got {first} to {rounds}")
+        for area, record in ((layout.rows, row_type(layout.columns, layout.coords)), (layout.events, EVENT)):
+            each = checked(record).itemsize
+            if area.each != each or min(area) < 0 or area.at + area.records * each > size:
+                raise ValueError(f"expected records of {each} bytes within {size} bytes, got {area}")
+        if layout.rows.records != rounds - first:
+            raise ValueError(f"expected {rounds - first} rows, got {layout.rows}")
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-        raise RunError(f"its header describes no segment: {type(error).__name__}: {error}") from None
+        raise DamagedError(f"its header describes no segment: {type(error).__name__}: {error}") from None
     return layout
-
-
-def _check_layout(layout: Layout) -> None:
-    """Raise ValueError or TypeError where a header says what cannot be."""
-    check_table(layout.columns, layout.coords)
-    first, rounds, size = layout.first, layout.rounds, layout.size
-    if not 0 <= first <= rounds <= MOST_ROUNDS:
-        raise ValueError(f"expected rounds from 0 to at most {MOST_ROUNDS}, got {first} to {rounds}")
-    for area, record in ((layout.rows, row_type(layout.columns, layout.coords)), (layout.events, EVENT)):
-        each = checked(record).itemsize
-        if area.each != each or min(area) < 0 or area.at + area.records * each > size:
-            raise ValueError(f"expected records of {each} bytes within {size} bytes, got {area}")
-    if layout.rows.records != rounds - first:
-        raise ValueError(f"expected {rounds - first} rows, got {layout.rows}")
 
 
 def size_damage(file: BinaryIO, layout: Layout) -> str:
@@ -207,35 +194,22 @@ def size_damage(file: BinaryIO, layout: Layout) -> str:
 
 
 def _layout(about: Mapping[str, Any]) -> Layout:
-    return Layout(
-        first=about["first"],
-        rounds=about["rounds"],
-        columns=columns_in(about),
-        coords=coords_in(about),
-        rows=Area(*about["rows"]),
-        events=Area(*about["events"]),
-        block=about["block"],
-        size=about["size"],
-        sha256=about["sha256"],
-        run=about["run"],
-    )
+    columns, coords = table_in(about)
+    first, rounds, *plain = (about[name] for name in ("first", "rounds", "block", "size", "sha256", "run"))
+    return Layout(first, rounds, columns, coords, Area(*about["rows"]), Area(*about["events"]), *plain)
 
 
 def survey(file: BinaryIO, area: Area) -> Records:
     """Find out which records are there; what seems damaged is read again, as it may have been written meanwhile."""
     there = (os.fstat(file.fileno()).st_size - area.at) // area.each
     area = area._replace(records=max(0, min(area.records, there)))
-    marked, good, touched = [], [], []
+    whole, written, touched = np.zeros(area.records, bool), np.zeros(area.records + 1, bool), list[int]()
     for start, records in _pieces(file, area):
-        places = np.flatnonzero(records[:, -8:].any(axis=1))
-        marked += (places + start).tolist()
-        touched += (np.flatnonzero(records.view("u8").any(axis=1)) + start).tolist()
-        good += [start + place for place in places.tolist() if _is_whole(records[place], start + place)]
-    whole = np.zeros(area.records, bool)
-    whole[good] = True
-    written = np.zeros(area.records + 1, bool)
-    written[marked] = True
-    last = good[-1] + 1 if good else 0
+        places = start + np.flatnonzero(records[:, -8:].any(axis=1))
+        written[places] = True
+        whole[[place for place in places.tolist() if _is_whole(records[place - start], place)]] = True
+        touched += (start + np.flatnonzero(records.view("u8").any(axis=1))).tolist()
+    last = int(np.flatnonzero(whole).max(initial=-1)) + 1
     end = last + int(np.argmin(written[last:]))
     doubtful = np.flatnonzero(~whole[:end])
     again = [_is_whole(_bytes(file, area, place, 1)[0], place) for place in doubtful.tolist()]
@@ -272,7 +246,12 @@ def damage(file: BinaryIO) -> str:
         layout = read_layout(file)
     except RunError as error:
         return str(error)
-    reasons = [size_damage(file, layout), rest_damage(file, layout)]
+    try:
+        rest = _rest(file, layout.block, layout.size, (layout.rows, layout.events))
+        reason = "" if rest == layout.sha256 else "what it has for other HDF5 readers is not what was written"
+    except RunError as error:
+        reason = str(error)
+    reasons = [size_damage(file, layout), reason]
     for what, area, first in (("round", layout.rows, layout.first), ("event", layout.events, 0)):
         found = survey(file, area)
         if bad := [first + place for place in (*found.lost.tolist(), *found.stray.tolist())]:
@@ -280,28 +259,14 @@ def damage(file: BinaryIO) -> str:
     return "; ".join(filter(None, reasons))
 
 
-def rest_damage(file: BinaryIO, layout: Layout) -> str:
-    """Return what is wrong with the bytes that are neither header nor records; "" where nothing is."""
-    try:
-        found = _rest(file, layout.block, layout.size, (layout.rows, layout.events))
-    except RunError as error:
-        return str(error)
-    return "" if found == layout.sha256 else "what it has for other HDF5 readers is not what was written"
-
-
-def _rest(file: BinaryIO, start: int, size: int, areas: Any) -> str:
+def _rest(file: BinaryIO, start: int, size: int, areas: Iterable[Area]) -> str:
     """The digest of all bytes from `start` on that are in no area."""
     sha256 = hashlib.sha256()
-    for area in sorted(area for area in areas if area.records):
-        _feed(sha256, file, start, area.at)
+    for area in (*sorted(area for area in areas if area.records), Area(size, 0, 0)):
+        for at in range(start, area.at, _PIECE):
+            sha256.update(_pread(file, at, min(_PIECE, area.at - at)))
         start = area.at + area.records * area.each
-    _feed(sha256, file, start, size)
     return sha256.hexdigest()
-
-
-def _feed(sha256: Any, file: BinaryIO, start: int, stop: int) -> None:
-    for at in range(start, stop, _PIECE):
-        sha256.update(_pread(file, at, min(_PIECE, stop - at)))
 
 
 def _pieces(file: BinaryIO, area: Area) -> Iterator[tuple[int, Array]]:

@@ -27,6 +27,7 @@ WRITTEN = ("run.h5", "status", "manifest.json", "lock", "stop", "error.txt")
 RATIO = 1032
 """How many bytes one byte can stand for: deflate makes no more of it."""
 LINK = "is a link: expected what it points at, in its place; only the run folder itself may be one"
+RUN = "run_id"
 DEEPEST = 5
 """Names on the way to a dataset, at most."""
 _known: set[tuple[str, int, int, int]] = set()  # files, as they are, that keep to themselves
@@ -87,6 +88,25 @@ def opened(path: Path) -> h5py.File:
             raise UsageError(f"{path}: {reason}, expected the numbers themselves")
         _known.add(version)
     return file
+
+
+def run_of(run_dir: Path) -> str:
+    """Return what a run calls itself since it began, "" where that is not known."""
+    try:
+        with opened(run_dir / "run.h5") as file:
+            return str(file.attrs.get(RUN, ""))
+    except Exception:  # h5py raises almost anything on a damaged file
+        return ""
+
+
+def of_another(run: str, run_dir: Path) -> str:
+    """Return that a file of this `run` is of another one than the folder, "" where it is not, or that is not known."""
+    own = run_of(run_dir) if run else ""
+    return f"it belongs to another run ({run[:8]}…, not {own[:8]}…)" if own and own != run else ""
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _strange(file: h5py.File, maps: re.Pattern[str] | None, size: int) -> Iterator[str]:

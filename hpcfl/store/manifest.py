@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from hpcfl.base.digests import digest
 from hpcfl.base.errors import VALUE, RunError, cut
-from hpcfl.store.atomic import check_regular, read_text, write_text
+from hpcfl.store.atomic import check_regular, read_text, replace, write_text
 
 NAME = "manifest.json"
 
 
 class DamagedError(RunError):
-    """A manifest whose content is not what was written."""
+    """A manifest, or a segment, whose content is not what was written."""
 
 
 def write(folder: Path, files: Iterable[str]) -> None:
@@ -33,24 +34,20 @@ def write_entries(folder: Path, entries: Mapping[str, Mapping[str, Any]]) -> Non
     write_text(folder / NAME, _text(dict(sorted(entries.items()))))
 
 
-def announce(folder: Path, name: str, new: Path) -> None:
-    """List the file that is about to become `name`; the one that it replaces stays good. RunError as `read`.
+@contextmanager
+def replaced(folder: Path, name: str) -> Iterator[Path]:
+    """Yield a temporary path, as `replace`; the file is listed before it becomes `name`, beside what it replaces.
 
-    It begins the manifest where there is none.
+    It begins the manifest where there is none. RunError as `read`.
     """
-    listed = read(folder) if (folder / NAME).exists() else {}
-    earlier = listed.pop(name, None)
-    listed[name] = entry(new)
-    if earlier is not None and (folder / name).exists():
-        present = entry(folder / name)
-        if present in _versions(earlier):
+    with replace(folder / name) as new:
+        yield new
+        listed = read(folder) if (folder / NAME).exists() else {}
+        earlier = _versions(listed[name]) if name in listed and (folder / name).exists() else []
+        listed[name] = entry(new)
+        if earlier and (present := entry(folder / name)) in earlier:
             listed[name]["before"] = present
-    write_entries(folder, listed)
-
-
-def settle(folder: Path, name: str) -> None:
-    """Forget what a file has replaced, now that it has its name. RunError as `read`."""
-    listed = read(folder)
+        write_entries(folder, listed)
     if listed[name].pop("before", None) is not None:
         write_entries(folder, listed)
 
@@ -79,20 +76,15 @@ def read(folder: Path) -> dict[str, dict[str, Any]]:
         whole = False
     if not whole:
         raise DamagedError(f"{path} is damaged: its digest is not that of its content")
-    if not _is_listing(listed):
+    if not isinstance(listed, dict) or not all(
+        name and "\0" not in name and isinstance(known, dict) and all(map(_is_version, [known, *_before(known)]))
+        for name, known in listed.items()
+    ):
         raise RunError(f"{path}: files: expected bytes and sha256 of each file, got {cut(repr(listed), VALUE)}")
     if outside := [name for name in listed if Path(name).is_absolute() or ".." in Path(name).parts]:
         raise RunError(f"{path} lists '{outside[0]}', which is not in its folder: expected files of the run alone")
     found: dict[str, dict[str, Any]] = listed
     return found
-
-
-def _is_listing(listed: Any) -> bool:
-    """Whether what a manifest lists are files, each with the bytes and the digest of all that it may be."""
-    return isinstance(listed, dict) and all(
-        name and "\0" not in name and isinstance(known, dict) and all(map(_is_version, [known, *_before(known)]))
-        for name, known in listed.items()
-    )
 
 
 def _is_version(version: Any) -> bool:

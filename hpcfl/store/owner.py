@@ -43,7 +43,10 @@ def take(run_dir: Path, force: bool = False) -> None:
                 raise UsageError(_refusal(run_dir, other))
             if file is None:
                 return
-            _sign(file)
+            # written in place, against the rule: a new file would not have the lock; a reader of a half waits
+            file.truncate(0)
+            file.write(signed("running", "this process owns the folder").encode())
+            os.fsync(file.fileno())  # other hosts are to see it
         except BaseException:
             _drop(run_dir, file)
             raise
@@ -126,13 +129,6 @@ def _refusal(run_dir: Path, owner: Status) -> str:
     who = f"on {owner.host} (pid {owner.pid})" if owner.pid else "in a process that has not given its name"
     hint = f"hpcfl stop {run_dir} ends it" if owner.here else "if no process holds it any more, repeat with --force"
     return f"'{run_dir}' is running {who}; {hint}"
-
-
-def _sign(file: FileIO) -> None:
-    # written in place, against the rule: a new file would not have the lock; a reader of a half waits
-    file.truncate(0)
-    file.write(signed("running", "this process owns the folder").encode())
-    os.fsync(file.fileno())  # other hosts are to see it
 
 
 def _text(file: FileIO) -> str:

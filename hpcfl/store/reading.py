@@ -24,31 +24,14 @@ import numpy as np
 
 from hpcfl.base.errors import LINE, RunError, UsageError, UserError, cut, listed
 from hpcfl.base.lazy import xarray
+from hpcfl.store import columns as table
 from hpcfl.store import growing_file, inside, manifest
 from hpcfl.store.atomic import check_regular, number_of, numbered
 from hpcfl.store.attributes import attributes_of
-from hpcfl.store.checkpoints import saved
-from hpcfl.store.columns import (
-    AXES,
-    CLIENT,
-    LABELS,
-    Array,
-    Column,
-    Coords,
-    Fact,
-    check_table,
-    columns_in,
-    columns_of,
-    coords_in,
-    facts_of,
-    fill_of,
-    row_type,
-    shape_of,
-    values,
-    values_of,
-    whole,
-)
-from hpcfl.store.integrity import RUN, damage, of_another, one_line
+from hpcfl.store.checkpoints import damage, saved
+from hpcfl.store.columns import CLIENT, Array, Column, Fact, fill_of, shape_of
+from hpcfl.store.inside import RUN, of_another, one_line
+from hpcfl.store.manifest import DamagedError
 from hpcfl.store.status import read_status
 
 INTERNAL = ("format", "segments", "sealed", "coordinates", "parts", "rows")
@@ -108,20 +91,23 @@ def open_run(path: Path | str) -> xarray.Dataset:
     rounds = [part.rounds[:n] for part, n in counted]
     variables["round"] = ("round", np.concatenate([np.empty(0, np.int64), *rounds]))
     columns = merged_columns(parts)
-    _check_room(run_dir, parts, columns, coords, sum(map(len, rounds)))
+    needed = sum(prod(shape_of(each, coords, sum(map(len, rounds)))) * each.stored.itemsize for each in columns)
+    there = sum(part.path.stat().st_size for part in parts if part.path.is_file())
+    if needed > max(MOST_BYTES, inside.RATIO * there):  # most of them being lost
+        raise RunError(f"'{run_dir}' claims {needed} bytes of rows; its segments have {there}: expected what they hold")
     for column in columns:
         about = {"long_name": column.long_name} | ({"units": column.units} if column.units else {})
         variables[column.name] = (("round", *column.dims), _joined(column, coords, counted), about)
     variables |= {fact.name: (CLIENT, fact.values, {"long_name": fact.long_name}) for fact in facts}
-    for name in variables.keys() & LABELS.keys():
-        variables[name] = (*variables[name], {"long_name": LABELS[name]})
+    for name in variables.keys() & table.LABELS.keys():
+        variables[name] = (*variables[name], {"long_name": table.LABELS[name]})
     attributes = {name: value for name, value in run_attributes(run_dir).items() if name not in INTERNAL}
     status = read_status(run_dir)
     dataset = xarray.Dataset(variables, attrs={**attributes, "status": status.state, "reason": status.reason})
     lost = [np.intersect1d(part.lost, part.rounds[:n]) for part, n in counted]
     if any(map(len, lost)):
         dataset.attrs["lost"] = np.concatenate(lost)
-    return dataset.set_coords([name for name in AXES if name in dataset])
+    return dataset.set_coords([name for name in table.AXES if name in dataset])
 
 
 def events(path: Path | str) -> list[dict[str, Any]]:
@@ -132,11 +118,9 @@ def events(path: Path | str) -> list[dict[str, Any]]:
     """
     rows = []
     for segment in segment_paths(run_folder(path)):
-        records = read_events(segment)
-        for record in records:
-            plain = {name: record[name].item() for name in records.dtype.names or ()}
-            text = {name: plain[name].decode() for name in ("kind", "text")}
-            rows.append({"segment": number_of(segment), **plain, **text})
+        for record in read_events(segment).tolist():
+            plain = [value.decode() if isinstance(value, bytes) else value for value in record]
+            rows.append({"segment": number_of(segment), **dict(zip(growing_file.EVENT.names or (), plain))})
     return rows
 
 
@@ -199,7 +183,7 @@ def data_folder(attributes: Mapping[str, str], data_dir: Path | None) -> Path | 
 def read_facts(run_dir: Path) -> list[Fact]:
     """What run.h5 knows of each client."""
     with _table(run_dir) as file:
-        return facts_of(file)
+        return table.facts_of(file)
 
 
 def last_written(run_dir: Path) -> float:
@@ -220,10 +204,8 @@ def segment_paths(run_dir: Path) -> list[Path]:
     names = {path.name for path in present}
     missing = [name for name in json.loads(run_attributes(run_dir)["segments"]) if name not in names]
     if missing and _alone(run_dir):
-        raise RunError(
-            f"'{run_dir / 'run.h5'}' is a table of rows that lie elsewhere: expected metrics/{missing[0]} beside it; "
-            "copy the whole run folder"
-        )
+        beside = f"expected metrics/{missing[0]} beside it; copy the whole run folder"
+        raise RunError(f"'{run_dir / 'run.h5'}' is a table of rows that lie elsewhere: {beside}")
     if missing:
         raise RunError(f"run folder '{run_dir}' lacks metrics/{', metrics/'.join(missing)}: expected a copy there")
     return present
@@ -234,13 +216,12 @@ class Part:
     """What a segment holds: `rounds` [n] are its acknowledged rounds, `data` their rows, [n, ...] each.
 
     Of these rounds some may be `lost` to damage, and rows of the file, `stored`, fewer than rounds. `reason` is what is
-    wrong with the file as a whole, "" where nothing is; `run` is what its run calls itself.
+    wrong with the file as a whole, "" where nothing is; `layout` is that of a file that is not sealed.
     """
 
     path: Path
     first: int
     total: int
-    sealed: bool
     rounds: Array
     columns: tuple[Column, ...]
     coords: Mapping[str, Array]
@@ -249,7 +230,6 @@ class Part:
     lost: Array = field(default_factory=lambda: np.empty(0, np.int64))
     reason: str = ""
     layout: growing_file.Layout | None = None
-    run: str = ""
 
 
 def is_closed(path: Path) -> bool:
@@ -259,145 +239,103 @@ def is_closed(path: Path) -> bool:
         return file.read(len(HDF5)) == HDF5
 
 
+@contextmanager
+def _segment(path: Path) -> Iterator[tuple[Any, growing_file.Layout | None]]:
+    """Open a segment: its bytes and their layout, or the HDF5 file that it is once it is sealed.
+
+    `DamagedError` where it cannot be read, OSError where it cannot be opened.
+    """
+    check_regular(path)
+    with path.open("rb", buffering=0) as raw:
+        head = raw.read(len(growing_file.MAGIC))
+        if head == growing_file.MAGIC:
+            layout = growing_file.read_layout(raw)
+            if reason := of_another(layout.run, path.parents[1]):
+                raise DamagedError(reason)
+            yield raw, layout
+            return
+    if reason := file_damage(path.parents[1], f"metrics/{path.name}"):
+        raise DamagedError(reason)
+    if not head.startswith(HDF5):
+        raise DamagedError("it does not begin as a segment does")
+    try:
+        with inside.opened(path) as file:
+            yield file, None
+    except Exception as error:  # h5py raises almost anything on a damaged file, where there is no digest
+        raise DamagedError(one_line(error)) from error
+
+
 def read_part(path: Path, with_data: bool = False) -> Part:
     """Read what a segment holds, and its acknowledged rows if wanted."""
     try:
-        check_regular(path)
-        with path.open("rb", buffering=0) as raw:
-            head = raw.read(len(growing_file.MAGIC))
-            if head == growing_file.MAGIC:
-                return _live_part(path, raw, with_data)
+        with _segment(path) as (file, layout):
+            if layout is None:
+                return _closed_part(path, file, with_data)
+            found = growing_file.survey(file, layout.rows)
+            rounds, lost = layout.first + np.arange(found.end), layout.first + found.lost
+            about = layout.first, layout.rounds, rounds, layout.columns, layout.coords, found.end
+            part = Part(path, *about, lost=lost, reason=growing_file.size_damage(file, layout), layout=layout)
+            return replace(part, data=live_rows(part, file, 0, found.end)) if with_data else part
     except FileNotFoundError as error:
         raise UsageError(f"segment {path} cannot be read: {error}") from error
     except OSError as error:
-        return _damaged_part(path, f"it cannot be read: {error.strerror}")
-    run_dir = path.parents[1]
-    reason = file_damage(run_dir, f"metrics/{path.name}")
-    if not reason and not head.startswith(HDF5):
-        reason = "it does not begin as a segment does"
-    if reason:
-        return _damaged_part(path, reason)
-    try:
-        return _closed_part(path, with_data)
-    except Exception as error:  # h5py raises almost anything on a damaged file, where there is no digest
-        return _damaged_part(path, one_line(error))
+        reason = f"it cannot be read: {error.strerror}"
+    except DamagedError as error:
+        reason = str(error)
+    with _table(path.parents[1]) as file:  # what run.h5 knows of it
+        columns, coords = table.table_of(file)
+        known = json.loads(attributes_of(file).get("parts", "{}")).get(path.name, {"first": 0, "rounds": 0, "rows": []})
+        rounds = _unpacked(known["rows"])
+    return Part(path, known["first"], known["rounds"], rounds, columns, coords, 0, lost=rounds, reason=reason)
 
 
-def _live_part(path: Path, file: Any, with_data: bool) -> Part:
-    try:
-        layout = growing_file.read_layout(file)
-    except RunError as error:
-        return _damaged_part(path, str(error))
-    if reason := of_another(layout.run, path.parents[1]):
-        return _damaged_part(path, reason)
-    found = growing_file.survey(file, layout.rows)
-    part = Part(
-        path=path,
-        first=layout.first,
-        total=layout.rounds,
-        sealed=False,
-        rounds=layout.first + np.arange(found.end),
-        columns=layout.columns,
-        coords=layout.coords,
-        stored=found.end,
-        lost=layout.first + found.lost,
-        reason=growing_file.size_damage(file, layout),
-        layout=layout,
-        run=layout.run,
-    )
-    return replace(part, data=_live_rows(part, file, 0, found.end)) if with_data else part
-
-
-def _live_rows(part: Part, file: Any, start: int, stop: int) -> dict[str, Array]:
+def live_rows(part: Part, file: Any, start: int, stop: int) -> dict[str, Array]:
     """The columns' values in some rows of a growing segment, "not recorded" in those that are lost."""
     assert part.layout is not None
     lost = part.lost[(part.lost >= part.first + start) & (part.lost < part.first + stop)] - part.first
     content = growing_file.read(file, part.layout.rows, start, stop, lost)
-    rows = content.reshape(-1).view(growing_file.checked(row_type(part.columns, part.coords)))
-    values = values_of(rows, part.columns, part.coords)
+    rows = content.reshape(-1).view(growing_file.checked(table.row_type(part.columns, part.coords)))
+    values = table.values_of(rows, part.columns, part.coords)
     for column in part.columns:
         values[column.name][lost - start] = fill_of(column.stored)
     return values
 
 
-def _closed_part(path: Path, with_data: bool) -> Part:
-    """Read a segment that is sealed."""
-    with inside.opened(path) as file:
-        run = str(file.attrs.get(RUN, ""))
-        if reason := of_another(run, path.parents[1]):
-            return _damaged_part(path, reason)
-        first, total, rounds = whole(file, "first"), whole(file, "rounds"), values(file, "round", "i", (None,))
-        if not np.array_equal(rounds, np.unique(rounds.clip(first, total - 1))):
-            raise ValueError(f"/round: expected rising numbers from {first} to {total - 1}, got {listed(rounds)}")
-        about = json.loads(values(file, HEADER, "u", (None,)).tobytes())
-        columns, coords = columns_in(about), coords_in(about)
-        check_table(columns, coords)
-        return Part(
-            path=path,
-            first=first,
-            total=total,
-            sealed=True,
-            rounds=rounds,
-            columns=columns,
-            coords=coords,
-            stored=len(rounds),
-            data={each.name: _column(file, each, coords, len(rounds)) for each in columns} if with_data else {},
-            lost=_unpacked(json.loads(file.attrs.get("lost", "[]"))),
-            reason=str(file.attrs.get("damage", "")),
-            run=run,
-        )
-
-
-def _damaged_part(path: Path, reason: str) -> Part:
-    """What run.h5 knows of a segment that cannot be read."""
-    run_dir = path.parents[1]
-    with _table(run_dir) as file:
-        columns = columns_of(file)
-        coords = _coords_of(file)
-        check_table(columns, coords)
-        known = json.loads(attributes_of(file).get("parts", "{}")).get(path.name, {"first": 0, "rounds": 0, "rows": []})
-        rounds = _unpacked(known["rows"])
-    about = {"first": known["first"], "total": known["rounds"], "rounds": rounds, "lost": rounds}
-    return Part(path=path, **about, sealed=True, columns=columns, coords=coords, stored=0, reason=reason)
-
-
-def read_block(part: Part, start: int, stop: int) -> dict[str, Array]:
-    """Return some of the acknowledged rows of a segment that is not sealed, ``[n, ...]`` of each column."""
-    with part.path.open("rb", buffering=0) as raw:
-        return _live_rows(part, raw, start, stop)
+def _closed_part(path: Path, file: h5py.File, with_data: bool) -> Part:
+    if reason := of_another(str(file.attrs.get(RUN, "")), path.parents[1]):
+        raise DamagedError(reason)
+    first, total, rounds = (
+        table.whole(file, "first"),
+        table.whole(file, "rounds"),
+        table.values(file, "round", "i", (None,)),
+    )
+    if not np.array_equal(rounds, np.unique(rounds.clip(first, total - 1))):
+        raise ValueError(f"/round: expected rising numbers from {first} to {total - 1}, got {listed(rounds)}")
+    columns, coords = table.table_in(json.loads(table.values(file, HEADER, "u", (None,)).tobytes()))
+    data = dict[str, Array]()
+    for column in columns if with_data else ():
+        item, shape = file.get(column.name), shape_of(column, coords, len(rounds))
+        if not isinstance(item, h5py.Dataset) or item.dtype != column.stored or item.shape != shape:
+            raise ValueError(f"/{column.name}: expected a dataset of {column.stored} and the shape {shape}, got {item}")
+        data[column.name] = item[()]
+    lost, reason = _unpacked(json.loads(file.attrs.get("lost", "[]"))), str(file.attrs.get("damage", ""))
+    return Part(path, first, total, rounds, columns, coords, len(rounds), data, lost, reason)
 
 
 def read_events(path: Path) -> Array:
     """The events of a segment; a line tells of those that are lost."""
-    try:
-        check_regular(path)
-        with path.open("rb", buffering=0) as raw:
-            head = raw.read(len(growing_file.MAGIC))
-            if head == growing_file.MAGIC:
-                return _live_events(path, raw)
-        if file_damage(path.parents[1], f"metrics/{path.name}") or not head.startswith(HDF5):
-            return _no_events(path)
-        with inside.opened(path) as file:
+    with suppress(Exception), _segment(path) as (file, layout):
+        if layout is None:
             events: Array = file["log/events"][:]
-            return events if events.dtype == growing_file.EVENT else _no_events(path)
-    except Exception:  # h5py raises almost anything on a damaged file, where there is no digest
-        return _no_events(path)
-
-
-def _live_events(path: Path, file: Any) -> Array:
-    try:
-        layout = growing_file.read_layout(file)
-    except RunError:
-        return _no_events(path)
-    found = growing_file.survey(file, layout.events)
-    if len(found.lost):
-        tell(f"{path} is damaged: {len(found.lost)} of its {found.end} events are lost")
-    content = growing_file.read(file, layout.events, 0, found.end, found.lost)
-    records = np.delete(content, found.lost, axis=0)[:, growing_file.LEAD :][:, : growing_file.EVENT.itemsize]
-    return np.ascontiguousarray(records).reshape(-1).view(growing_file.EVENT)
-
-
-def _no_events(path: Path) -> Array:
+            if events.dtype == growing_file.EVENT:
+                return events
+        else:
+            found = growing_file.survey(file, layout.events)
+            if len(found.lost):
+                tell(f"{path} is damaged: {len(found.lost)} of its {found.end} events are lost")
+            content = growing_file.read(file, layout.events, 0, found.end, found.lost)
+            records = np.delete(content, found.lost, axis=0)[:, growing_file.LEAD :][:, : growing_file.EVENT.itemsize]
+            return np.ascontiguousarray(records).reshape(-1).view(growing_file.EVENT)
     if not any(str(path) in line for line in _told):  # else a line has told of the whole file
         tell(f"{path} is damaged: its events are lost")
     return np.empty(0, growing_file.EVENT)
@@ -430,25 +368,6 @@ def _unpacked(runs: Sequence[Sequence[int]]) -> Array:
     return np.concatenate([np.empty(0, np.int64), *(np.arange(first, last) for first, last in runs)])
 
 
-def _column(file: h5py.File, column: Column, coords: Coords, rows: int) -> Array:
-    item, shape = file.get(column.name), shape_of(column, coords, rows)
-    if not isinstance(item, h5py.Dataset) or item.dtype != column.stored or item.shape != shape:
-        raise ValueError(f"/{column.name}: expected a dataset of {column.stored} and the shape {shape}, got {item}")
-    found: Array = item[()]
-    return found
-
-
-def _coords_of(file: h5py.File) -> dict[str, Array]:
-    return {name: _labels(file, name) for name in LABELS if name in file and name != "round"}
-
-
-def _labels(file: h5py.File, name: str) -> Array:
-    scale = file[name]
-    if isinstance(scale, h5py.Dataset) and h5py.check_string_dtype(scale.dtype) is not None:
-        return np.asarray(scale.asstr()[()], dtype=np.str_)
-    return values(file, name, "iu", (None,))
-
-
 def promises(run_dir: Path) -> tuple[bool, list[Path]]:
     """Return whether a run says that it is done, and its checkpoints by rising round.
 
@@ -478,36 +397,21 @@ def counts(parts: Sequence[Part], done: int = 0) -> list[tuple[Part, int]]:
     among its lost ones: each row is written before a checkpoint of its round is.
     """
     held = [part.rounds.size > 0 for part in parts]
-    limits = ends([part.first for part in parts], held)
-    some = held if any(held) else [bool(part.reason) for part in parts]
-    last = max(np.flatnonzero(some), default=-1)
-    until = [limit if limit < np.inf else done if place == last else 0 for place, limit in enumerate(limits)]
-    parts = [_filled(part, limit) for part, limit in zip(parts, until)]
-    return [(part, int(np.count_nonzero(part.rounds < limit))) for part, limit in zip(parts, limits)]
-
-
-def _filled(part: Part, limit: float) -> Part:
-    begin = int(part.rounds[-1]) + 1 if len(part.rounds) else part.first
-    if begin >= limit:
-        return part
-    if limit - begin > MOST_LOST:
-        raise RunError(
-            f"{part.path} lacks {int(limit) - begin} rounds that are said to be done: expected at most {MOST_LOST}"
-        )
-    more = np.arange(begin, int(limit))
-    return replace(part, rounds=np.append(part.rounds, more), lost=np.append(part.lost, more))
-
-
-def ends(firsts: Sequence[int], holds: Sequence[bool]) -> list[float]:
-    """Return for each segment the round from which on it is superseded (infinity: it is not).
-
-    `firsts` are the segments' first rounds; one that `holds` no rows supersedes nothing.
-    """
-    limit, result = float("inf"), []
-    for first, held in zip(reversed(firsts), reversed(holds)):
-        result.append(limit)
-        limit = min(limit, first) if held else limit
-    return result[::-1]
+    firsts = [part.first if holds else np.inf for part, holds in zip(parts, held)]
+    limits = np.minimum.accumulate([np.inf, *firsts[:0:-1]])[::-1]  # from which round on a later one supersedes each
+    last = max(np.flatnonzero(held if any(held) else [bool(part.reason) for part in parts]), default=-1)
+    counted = []
+    for place, (part, limit) in enumerate(zip(parts, limits)):
+        begin = int(part.rounds[-1]) + 1 if len(part.rounds) else part.first
+        end = int(limit) if limit < np.inf else done if place == last else 0
+        if end - begin > MOST_LOST:
+            lacks = f"{end - begin} rounds that are said to be done"
+            raise RunError(f"{part.path} lacks {lacks}: expected at most {MOST_LOST}")
+        if end > begin:
+            more = np.arange(begin, end)
+            part = replace(part, rounds=np.append(part.rounds, more), lost=np.append(part.lost, more))
+        counted.append((part, int(np.count_nonzero(part.rounds < limit))))
+    return counted
 
 
 def merged_columns(parts: Sequence[Part]) -> list[Column]:
@@ -550,16 +454,6 @@ def other_clients(parts: Sequence[Part], facts: Sequence[Fact]) -> str:
         if CLIENT in part.coords and known - {len(part.coords[CLIENT])}:
             return f"run.h5 knows of {listed(known)} clients, metrics/{part.path.name} of {len(part.coords[CLIENT])}"
     return ""
-
-
-def _check_room(
-    run_dir: Path, parts: Sequence[Part], columns: Sequence[Column], coords: Mapping[str, Array], rows: int
-) -> None:
-    """Raise RunError where so many rows take memory that they have not taken on the disk, most of them being lost."""
-    needed = sum(prod(shape_of(column, coords, rows)) * column.stored.itemsize for column in columns)
-    there = sum(part.path.stat().st_size for part in parts if part.path.is_file())
-    if needed > max(MOST_BYTES, inside.RATIO * there):
-        raise RunError(f"'{run_dir}' claims {needed} bytes of rows; its segments have {there}: expected what they hold")
 
 
 def _joined(column: Column, coords: Mapping[str, Array], counted: Sequence[tuple[Part, int]]) -> Array:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,53 +18,18 @@ import h5py
 import numpy as np
 
 from hpcfl.base.errors import RunError, UsageError
-from hpcfl.store import inside, manifest
-from hpcfl.store.atomic import clean, created, number_of, numbered, replace
+from hpcfl.store import inside, manifest, reading
+from hpcfl.store.atomic import clean, created, number_of, numbered
 from hpcfl.store.attributes import RUN_FORMAT
 from hpcfl.store.checkpoints import saved
-from hpcfl.store.columns import (
-    Array,
-    Column,
-    Coords,
-    Fact,
-    add_checked,
-    add_column,
-    add_facts,
-    add_scales,
-    described,
-    fill_of,
-    label,
-    make_scale,
-    name_axes,
-    shape_of,
-)
+from hpcfl.store.columns import AXES, CLIENT, Column, Coords, Fact, add_scales, described, fill_of, shape_of
 from hpcfl.store.growing_file import FORMAT
-from hpcfl.store.integrity import RUN, run_of
+from hpcfl.store.inside import RUN, run_of
 from hpcfl.store.owner import owned, running
-from hpcfl.store.reading import (
-    HEADER,
-    INTERNAL,
-    Part,
-    counts,
-    is_closed,
-    merged_columns,
-    merged_coords,
-    packed,
-    promises,
-    reached,
-    read_block,
-    read_events,
-    read_facts,
-    read_part,
-    run_attributes,
-    run_folder,
-    segment_paths,
-    tell,
-    tell_of,
-)
+from hpcfl.store.reading import INTERNAL, Part, read_facts, read_part, run_attributes, run_folder, segment_paths
 from hpcfl.store.segment import Segment
 
-_BLOCK_BYTES = 1 << 26
+_BLOCK_BYTES, _CHUNK_BYTES = 1 << 26, 1 << 20
 
 
 def create(run_dir: Path, attributes: Mapping[str, str], facts: Sequence[Fact] = ()) -> None:
@@ -151,90 +117,95 @@ def _list(run_dir: Path, segments: Sequence[Path]) -> None:
         if (run_dir / manifest.NAME).exists():
             if not isinstance(error, manifest.DamagedError):
                 raise
-            tell(f"{error}; it is made anew from the files as they are")
-        manifest.write(run_dir, ["run.h5", *(f"metrics/{path.name}" for path in segments if is_closed(path))])
+            reading.tell(f"{error}; it is made anew from the files as they are")
+        closed = [f"metrics/{path.name}" for path in segments if reading.is_closed(path)]
+        manifest.write(run_dir, ["run.h5", *closed])
 
 
 def _write(run_dir: Path, attributes: Mapping[str, str], facts: Sequence[Fact], parts: Sequence[Part]) -> None:
-    with replace(run_dir / "run.h5") as new:
-        with created(new, libver=FORMAT) as file:
-            file.attrs.update(attributes)
-            file.attrs["format"] = RUN_FORMAT
-            file.attrs["segments"] = json.dumps([part.path.name for part in parts])
-            file.attrs["rows"] = "in metrics/ beside this file; without that folder all of them read as not recorded"
-            file.attrs["sealed"] = int(all(part.sealed for part in parts))
-            file.attrs["parts"] = json.dumps({part.path.name: _known(part) for part in parts})
-            columns, coords = merged_columns(parts), merged_coords(parts, facts)
-            sealed = [part for part in parts if part.sealed]
-            done = reached(promises(run_dir), parts)
-            counted = [(part, rows) for part, rows in counts(sealed, done) if rows]
-            rounds = np.concatenate([np.empty(0, np.int64), *(part.rounds[:rows] for part, rows in counted)])
-            make_scale(file.create_dataset("round", data=rounds), "round")
-            add_scales(file, coords)
-            for column in columns:
-                _map_column(file, column, coords, counted)
-            add_facts(file, facts)
-            name_axes(file, columns)
-        manifest.announce(run_dir, "run.h5", new)
-    manifest.settle(run_dir, "run.h5")
+    with manifest.replaced(run_dir, "run.h5") as new, created(new, libver=FORMAT) as file:
+        file.attrs.update(attributes)
+        file.attrs["format"] = RUN_FORMAT
+        file.attrs["segments"] = json.dumps([part.path.name for part in parts])
+        file.attrs["rows"] = "in metrics/ beside this file; without that folder all of them read as not recorded"
+        sealed = [part for part in parts if part.layout is None]
+        file.attrs["sealed"] = int(len(sealed) == len(parts))
+        known: dict[str, Any] = {}  # of a segment, if it cannot be read one day
+        for part in parts:
+            rows = [] if part.layout else reading.packed(part.rounds)
+            known[part.path.name] = {"first": part.first, "rounds": part.total, "rows": rows}
+        file.attrs["parts"] = json.dumps(known)
+        columns, coords = reading.merged_columns(parts), reading.merged_coords(parts, facts)
+        done = reading.reached(reading.promises(run_dir), parts)
+        counted = [(part, n) for part, n in reading.counts(sealed, done) if n]
+        rounds = np.concatenate([np.empty(0, np.int64), *(part.rounds[:n] for part, n in counted)])
+        add_scales(file, {"round": rounds, **coords})
+        for column in columns:
+            _map_column(file, column, coords, counted)
+        for fact in facts:
+            dataset = file.create_dataset(fact.name, data=fact.values)
+            dataset.dims[0].attach_scale(file[CLIENT])
+            dataset.attrs["long_name"] = fact.long_name
+        single = {column.name for column in columns if not column.dims}
+        file.attrs["coordinates"] = " ".join(name for name in AXES if name in single)  # as the CF conventions say it
 
 
-def _known(part: Part) -> dict[str, Any]:
-    """What is to be known of a segment if it cannot be read one day."""
-    return {"first": part.first, "rounds": part.total, "rows": packed(part.rounds) if part.sealed else []}
-
-
-def _map_column(
-    file: h5py.File, column: Column, coords: Mapping[str, Array], counted: Sequence[tuple[Part, int]]
-) -> None:
+def _map_column(file: h5py.File, column: Column, coords: Coords, counted: Sequence[tuple[Part, int]]) -> None:
     """Create one column; where a segment lacks it, or has fewer ranks, it reads as "not recorded"."""
-    shape = shape_of(column, coords, sum(n for _, n in counted))
-    if not all(shape):
-        add_column(file, column, shape)
-        return
-    layout, start = h5py.VirtualLayout(shape, column.stored), 0
-    for part, n in counted:
-        rows = min(n, part.stored)
-        if rows and column.name in {known.name for known in part.columns}:
-            inner = tuple(len(part.coords[dim]) for dim in column.dims)
-            name = f"metrics/{part.path.name}"  # relative to run.h5, so that the folder can be moved
-            source = h5py.VirtualSource(name, column.name, (part.stored, *inner), column.stored)
-            layout[(slice(start, start + rows), *(slice(size) for size in inner))] = source[:rows]
-        start += n
-    dataset = file.create_virtual_dataset(column.name, layout, fillvalue=fill_of(column.stored))
-    label(file, dataset, column)
+    shape, fill = shape_of(column, coords, sum(n for _, n in counted)), fill_of(column.stored)
+    if all(shape):
+        layout, start = h5py.VirtualLayout(shape, column.stored), 0
+        for part, n in counted:
+            rows = min(n, part.stored)
+            if rows and column.name in {known.name for known in part.columns}:
+                inner = tuple(len(part.coords[dim]) for dim in column.dims)
+                name = f"metrics/{part.path.name}"  # relative to run.h5, so that the folder can be moved
+                source = h5py.VirtualSource(name, column.name, (part.stored, *inner), column.stored)
+                layout[(slice(start, start + rows), *(slice(size) for size in inner))] = source[:rows]
+            start += n
+        dataset = file.create_virtual_dataset(column.name, layout, fillvalue=fill)
+    else:
+        dataset = file.create_dataset(column.name, shape, column.stored, fillvalue=fill)
+    for axis, label in enumerate(("round", *column.dims)):
+        dataset.dims[axis].attach_scale(file[label])
+    dataset.attrs["long_name"] = column.long_name
+    if column.units:
+        dataset.attrs["units"] = column.units
 
 
 def _seal_segment(path: Path) -> bool:
     """Rewrite one segment as a closed file of its acknowledged rows; return False where it is one, or is damaged."""
     part = read_part(path)
-    tell_of(part)
-    if part.sealed:
+    reading.tell_of(part)
+    if part.layout is None:
         return False
-    with replace(path) as new:
-        with created(new, libver=FORMAT) as file:
-            file.attrs.update({"first": part.first, "rounds": part.total, "sealed": 1, RUN: part.run})
-            if len(part.lost):
-                file.attrs["lost"] = json.dumps(packed(part.lost))
-            if part.reason:
-                file.attrs["damage"] = part.reason
-            text = np.frombuffer(json.dumps(described(part.columns, part.coords)).encode(), np.uint8)
-            events = read_events(path)
-            for name, data in ((HEADER, text), ("round", part.rounds), ("log/events", events)):
-                add_checked(file, name, data.shape, data.dtype, data)
-            for column in part.columns:
-                add_checked(file, column.name, shape_of(column, part.coords, len(part.rounds)), column.stored)
-            _copy_rows(part, file)
-        manifest.announce(path.parents[1], f"metrics/{path.name}", new)
-    manifest.settle(path.parents[1], f"metrics/{path.name}")
+    with manifest.replaced(path.parents[1], f"metrics/{path.name}") as new, created(new, libver=FORMAT) as file:
+        file.attrs.update({"first": part.first, "rounds": part.total, "sealed": 1, RUN: part.layout.run})
+        if len(part.lost):
+            file.attrs["lost"] = json.dumps(reading.packed(part.lost))
+        if part.reason:
+            file.attrs["damage"] = part.reason
+        text = np.frombuffer(json.dumps(described(part.columns, part.coords)).encode(), np.uint8)
+        events = reading.read_events(path)
+        for name, data in ((reading.HEADER, text), ("round", part.rounds), ("log/events", events)):
+            _add_checked(file, name, data.shape, data.dtype, data)
+        for column in part.columns:
+            _add_checked(file, column.name, shape_of(column, part.coords, len(part.rounds)), column.stored)
+        rows = len(part.rounds)  # copied a block at a time so that memory stays small
+        step = max(1, _BLOCK_BYTES * rows // max(1, sum(file[column.name].nbytes for column in part.columns)))
+        with path.open("rb", buffering=0) as raw:
+            for start in range(0, rows, step):
+                for name, values in reading.live_rows(part, raw, start, min(start + step, rows)).items():
+                    if values.size:
+                        file[name][start : start + len(values)] = values
     return True
 
 
-def _copy_rows(part: Part, target: h5py.File) -> None:
-    """Copy the acknowledged rows, a block at a time so that memory stays small."""
-    rows = len(part.rounds)
-    step = max(1, _BLOCK_BYTES * rows // max(1, sum(target[column.name].nbytes for column in part.columns)))
-    for start in range(0, rows, step):
-        for name, values in read_block(part, start, min(start + step, rows)).items():
-            if values.size:
-                target[name][start : start + len(values)] = values
+def _add_checked(file: h5py.File, name: str, shape: tuple[int, ...], dtype: Any, data: Any = None) -> h5py.Dataset:
+    """Create a dataset that is compressed, where that makes it smaller, and whose checksums every reader verifies."""
+    if 0 in shape:
+        return file.create_dataset(name, shape, dtype)
+    row = prod(shape[1:]) * np.dtype(dtype).itemsize
+    chunk = (min(shape[0], max(1, _CHUNK_BYTES // row)), *shape[1:])
+    filters = {"shuffle": True, "compression": "gzip", "compression_opts": 1, "fletcher32": True}
+    return file.create_dataset(name, shape, dtype, data=data, chunks=chunk, **filters)

@@ -1,7 +1,8 @@
 """The writer of a segment: what one start of a run records, one row a round, readable while it grows.
 
-A row is one record, written at once and checked by every reader (live.py says how it lies on file); sealing makes
-columns of them (table.py). Rare things that happen to a run are events, records of fixed width in a place of their own.
+A row is one record, written at once and checked by every reader (growing_file.py says how it lies on file); sealing
+makes columns of them (run_file.py). Rare things that happen to a run are events, records of fixed width in a place of
+their own.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcfl.store.atomic import sync_folder, temporary
+from hpcfl.store.atomic import naming, sync_folder, temporary
 from hpcfl.store.columns import Column, Coords, fill_of, row_type, values_of
 from hpcfl.store.growing_file import EVENT, Area, checked, lay_out, sign
 
@@ -68,41 +69,27 @@ class Segment:
         """
         if not self.first <= round < self.rounds:
             raise IndexError(f"round {round} is not one of {self.first} to {self.rounds - 1}")
-        self._check_there()
+        if not os.path.samestat(self.path.stat(), os.fstat(self._file.fileno())):  # rows would be lost in silence
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
         self._row.view("u1")[:] = np.frombuffer(self._blank, "u1")
         for name, value in row.items():
-            self._fit(name, value)
+            if name not in self._fields:
+                raise KeyError(f"no column '{name}'; known: {', '.join(self._fields)}")
+            field, data = self._fields[name], np.asarray(value)
+            if data.dtype.kind in "fc" and field.dtype.kind in "iu":
+                raise TypeError(f"column {name} holds {field.dtype}, not {data.dtype}")
+            field[...] = data
         place = round - self.first
         sign(self._row, place)
-        self._put(place)
-
-    def _check_there(self) -> None:
-        """Raise OSError where the open file is not the folder's any more: rows would be lost in silence."""
-        if not os.path.samestat(self.path.stat(), os.fstat(self._file.fileno())):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
-
-    def _fit(self, name: str, value: Any) -> None:
-        """Put `value` into the row, in the column's dtype and shape."""
-        if name not in self._fields:
-            raise KeyError(f"no column '{name}'; known: {', '.join(self._fields)}")
-        field, data = self._fields[name], np.asarray(value)
-        if data.dtype.kind in "fc" and field.dtype.kind in "iu":
-            raise TypeError(f"column {name} holds {field.dtype}, not {data.dtype}")
-        field[...] = data
-
-    def _put(self, place: int) -> None:
         self._record(self._layout.rows, place, self._row)
 
     def _record(self, area: Area, place: int, record: Any) -> None:
         """Write a record from front to back, on file for every reader when this returns."""
         at, content = area.at + place * area.each, memoryview(record.view("u1"))
-        try:
+        with naming(self.path):
             while content:
                 done = os.pwrite(self._file.fileno(), content, at)
                 content, at = content[done:], at + done
-        except OSError as error:
-            error.filename = str(self.path)
-            raise
 
     def event(self, round: int, kind: str, client: int, text: str) -> None:
         """Log something that happened, on file when this returns; `client` is -1 where it concerns none.
@@ -120,11 +107,8 @@ class Segment:
 
     def sync(self) -> None:
         """Wait until all rows and events so far are on the disk, where a loss of power leaves them."""
-        try:
+        with naming(self.path):
             os.fsync(self._file.fileno())
-        except OSError as error:
-            error.filename = str(self.path)
-            raise
 
     def close(self) -> None:
         self._file.close()

@@ -13,7 +13,7 @@ import os
 import socket
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -109,15 +109,10 @@ def parsed(text: str) -> Status:
     fields = dict(line.split(": ", 1) for line in lines[1:] if ": " in line)
     state = lines[0].strip() if lines else "unknown"
     number = fields.get("pid", "")
-    status = Status(
-        state,
-        reason=fields.get("reason", ""),
-        host=fields.get("host", ""),
-        pid=int(number) if number.isdecimal() and len(number) <= DIGITS else 0,
-        time=fields.get("time", ""),
-    )
+    reason, host, time = (fields.get(key, "") for key in ("reason", "host", "time"))
+    status = Status(state, reason, host, int(number) if number.isdecimal() and len(number) <= DIGITS else 0, time)
     if state == "running" and status.here and not _alive(status.pid, fields.get("started", "")):
-        return Status("killed", f"process {status.pid} ended without a word", status.host, status.pid, status.time)
+        return replace(status, state="killed", reason=f"process {status.pid} ended without a word")
     return status
 
 

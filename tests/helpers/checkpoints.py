@@ -23,5 +23,6 @@ def save(
     """Write a checkpoint, `more` being what else the server holds; return where it is."""
     new = store.draft(run_dir, round, "1")
     store.write_rank(new, 0, personal)
-    store.write_server(new, round, shared, clock, homes=[0] * MOST, **more)
+    score = more.pop("score", float("nan"))
+    store.write_server(new, store.Checkpoint(round, shared, clock=dict(clock), **more), [0] * MOST, score)
     return store.publish(new, [0], lambda scores: sorted(scores)[-keep:])[0]

@@ -62,17 +62,17 @@ def inside_row(reach: Callable[[], None], set_attribute: Callable[[Any, str, Any
     """Call `reach` in each row once half of its bytes are written."""
     from hpcfl.store.segment import Segment
 
-    put = Segment._put
+    record = Segment._record
 
-    def watched(self: Any, place: int) -> None:
-        whole = self._row.copy()
-        self._row.view("u1")[self._row.nbytes // 2 :] = 0  # what is there before anything is written
-        put(self, place)
-        reach()
-        self._row[:] = whole
-        put(self, place)
+    def watched(self: Any, area: Any, place: int, content: Any) -> None:
+        if content is self._row:  # and no event
+            half = content.copy()
+            half.view("u1")[half.nbytes // 2 :] = 0  # what is there before anything is written
+            record(self, area, place, half)
+            reach()
+        record(self, area, place, content)
 
-    set_attribute(Segment, "_put", watched)
+    set_attribute(Segment, "_record", watched)
 
 
 def before_personal(reach: Callable[[], None], set_attribute: Callable[[Any, str, Any], None]) -> None:

@@ -24,7 +24,7 @@ from hpcfl.commands.cli import main
 from hpcfl.commands.show import digest, summary
 from hpcfl.launch.request import resume_request
 from hpcfl.launch.run import launch
-from hpcfl.store.integrity import damage
+from hpcfl.store.checkpoints import damage
 from hpcfl.testing.runs import cut_back, play, table
 
 KINDS = ("flipped", "truncated", "zeroed")

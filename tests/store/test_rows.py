@@ -67,14 +67,14 @@ def test_the_bytes_of_a_row() -> None:
 
 def test_a_row_that_is_cut_anywhere_is_not_there(tmp_path: Path, monkeypatch: Any) -> None:
     """A kill cuts a write between two pages, which is between two records of 8 bytes."""
-    segment, put = begun(tmp_path / "run"), Segment._put
+    segment, record = begun(tmp_path / "run"), Segment._record
     for cut in range(0, 49, 8):
 
-        def part(self: Segment, place: int, cut: int = cut) -> None:
-            self._row.view("u1")[cut:] = 0
-            put(self, place)
+        def part(self: Segment, area: Any, place: int, row: Any, cut: int = cut) -> None:
+            row.view("u1")[cut:] = 0
+            record(self, area, place, row)
 
-        monkeypatch.setattr(Segment, "_put", part)
+        monkeypatch.setattr(Segment, "_record", part)
         segment.write(0, row(0))
         found = reading.read_part(segment.path)
         assert (found.rounds.tolist(), found.lost.tolist()) == ([0] if cut == 48 else [], []), cut

@@ -54,7 +54,7 @@ for r in range(first, rounds):
     if (r + 1) % every == 0:
         personal = (([c], {"head": np.full((1, 2000), r)}) for c in range(5))
         new = store.draft(run_dir, r + 1, "1")
-        store.write_server(new, r + 1, {"w": np.full(3, r)}, {"seconds": r}, homes=[0] * 5)
+        store.write_server(new, store.Checkpoint(r + 1, {"w": np.full(3, r)}, clock={"seconds": r}), [0] * 5)
         store.write_rank(new, 0, personal)
         store.publish(new, [0], lambda scores: sorted(scores)[-2:])
         print("checkpoint", r + 1, flush=True)

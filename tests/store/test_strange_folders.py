@@ -89,7 +89,7 @@ def test_a_run_that_goes_on_to_its_next_checkpoint_is_whole(tmp_path: Path, monk
     def meanwhile(path: Path) -> list[str]:
         for number in (16, 20):
             new = store.draft(folder, number, "1")
-            store.write_server(new, number, {}, {})
+            store.write_server(new, store.Checkpoint(number, {}))
             store.publish(new, (), lambda scores: sorted(scores)[-2:])
             assert lacking(path) == []
         return lacking(path)

@@ -50,7 +50,7 @@ def play(segment: store.Segment, folder: Path, first: int, last: int) -> None:
         segment.write(number, row(number))
         if number % 4 == 3:
             new = store.draft(folder, number + 1, "1")
-            store.write_server(new, number + 1, {"w": np.full(50, number)}, {}, homes=[0, 0])
+            store.write_server(new, store.Checkpoint(number + 1, {"w": np.full(50, number)}), [0, 0])
             store.write_rank(new, 0, [([1], {"v": np.ones((1, 9))})])
             store.publish(new, [0], lambda scores: sorted(scores)[-2:])
 

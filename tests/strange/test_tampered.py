@@ -24,7 +24,7 @@ import pytest
 import hpcfl
 from hpcfl.base.errors import UserError
 from hpcfl.commands.cli import main
-from hpcfl.store import growing_file, manifest, reading, write_status
+from hpcfl.store import growing_file, inside, manifest, reading, write_status
 from hpcfl.testing.runs import table, toml
 from strange.test_folders import content, listed_anew, swapped
 
@@ -182,7 +182,7 @@ def header(change: Callable[[dict[str, Any]], Any]) -> Act:
         path = run / SEGMENT
         part = reading.read_part(path)
         path.unlink()
-        growing_file.lay_out(path, part.columns, part.coords, 0, 2, 10, part.run)
+        growing_file.lay_out(path, part.columns, part.coords, 0, 2, 10, inside.run_of(run))
         with path.open("r+b") as raw:
             size = int(raw.read(128)[len(growing_file.MAGIC) :].split(b" ")[0])
             about = json.loads(raw.read(size))

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, AnyStr
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,10 +72,8 @@ def check_unpacked(where: str, unpacked: int, packed: int) -> None:
     """Refuse what says that it unpacks to more bytes than its packed ones may."""
     most = max(SMALL, RATIO * packed)
     if unpacked > most:
-        raise UsageError(
-            f"{where} unpacks to {unpacked} bytes from {packed}, expected at most {most}: "
-            f"{SMALL >> 20} MiB, or {RATIO} times as many"
-        )
+        limit = f"at most {most}: {SMALL >> 20} MiB, or {RATIO} times as many"
+        raise UsageError(f"{where} unpacks to {unpacked} bytes from {packed}, expected {limit}")
 
 
 @contextmanager
@@ -93,11 +91,11 @@ def opened_lines(
             yield lines(path, text)
 
 
-def lines(path: Path, text: IO[str]) -> Iterator[str]:
-    """Yield the lines of a text; UsageError where one is no line's length, as in a file of something else."""
-    for number, line in enumerate(iter(lambda: text.readline(LINE), ""), start=1):
+def lines(path: Path, text: IO[AnyStr], signs: str = "characters") -> Iterator[AnyStr]:
+    """Yield the lines of a file; UsageError where one is no line's length, as in a file of something else."""
+    for number, line in enumerate(iter(lambda: text.readline(LINE), text.read(0)), start=1):
         if len(line) == LINE:
-            raise UsageError(f"{path}: line {number} has {LINE} characters or more, expected fewer")
+            raise UsageError(f"{path}: line {number} has {LINE} {signs} or more, expected fewer")
         yield line
 
 
@@ -105,6 +103,5 @@ def check_labels(place: str, labels: NDArray[np.integer[Any]], first: int, class
     """Refuse labels other than `first` … ``first + classes - 1``, naming the place and the sample."""
     wrong = np.flatnonzero((labels < first) | (labels >= first + classes))
     if wrong.size:
-        raise UsageError(
-            f"{place}: label {labels[wrong[0]]} of sample {wrong[0]}, expected {first} to {first + classes - 1}"
-        )
+        expected = f"{first} to {first + classes - 1}"
+        raise UsageError(f"{place}: label {labels[wrong[0]]} of sample {wrong[0]}, expected {expected}")

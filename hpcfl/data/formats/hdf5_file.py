@@ -12,11 +12,10 @@ from typing import Any, Literal, NamedTuple
 
 import h5py
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcfl.base.errors import UsageError
 from hpcfl.base.types import Ints, Shape
-from hpcfl.data.base import Inputs, Labels, Range, Scale, scaled
+from hpcfl.data.base import Inputs, Labels, Range, Samples, Scale, scaled
 from hpcfl.data.formats.files import check_unpacked, reading
 
 PIECE = 16 << 20  # bytes of numbers that are looked at at a time
@@ -157,7 +156,14 @@ def _check_place(file: h5py.File, data: h5py.Dataset, above: tuple[h5py.Dataset,
             _check_place(file, source, (*above, data))
             known.add(source)
         _check_mapping(where, source, target, taken)
-        _cover(covered, target)
+        if target.get_select_type() == h5py.h5s.SEL_ALL:
+            covered.select_all()
+        elif target.is_regular_hyperslab():
+            start, stride, count, block = target.get_regular_hyperslab()
+            covered.select_hyperslab(start, count, stride, block, op=h5py.h5s.SELECT_OR)
+        else:
+            for first, last in target.get_select_hyper_blocklist():
+                covered.select_hyperslab(tuple(first), tuple(last - first + 1), op=h5py.h5s.SELECT_OR)
     if missing := data.size - covered.get_select_npoints():
         raise UsageError(f"{where} is virtual, but no source is mapped to {missing} of its {data.size} numbers")
 
@@ -175,23 +181,17 @@ def _check_mapping(where: str, source: h5py.Dataset, target: Any, taken: Any) ->
         raise UsageError(f"{where} is virtual, but its source {source.name[1:]} is {source.shape}, not what is mapped")
 
 
-def _cover(space: Any, target: Any) -> None:
-    """Add to the selection of a data space that of another of the same shape."""
-    if target.get_select_type() == h5py.h5s.SEL_ALL:
-        space.select_all()
-    elif target.is_regular_hyperslab():
-        start, stride, count, block = target.get_regular_hyperslab()
-        space.select_hyperslab(start, count, stride, block, op=h5py.h5s.SELECT_OR)
-    else:
-        for first, last in target.get_select_hyper_blocklist():
-            space.select_hyperslab(tuple(first), tuple(last - first + 1), op=h5py.h5s.SELECT_OR)
-
-
 def survey(path: Path) -> Survey:
     """Return what is in a file after looking at all of it but the features; UsageError if anything is wrong."""
     with opened(path) as file:
         ids = client_ids(file)
-        train, test = (_parts(file, [f"clients/{name}/{part}" for name in ids]) for part in ("train", "test"))
+        train, test = list[Part](), list[Part]()
+        for parts, kind in ((train, "train"), (test, "test")):
+            unpacked = 0
+            for group in (f"clients/{name}/{kind}" for name in ids):
+                parts.append(_part(file, group))
+                unpacked += parts[-1].bytes
+                check_unpacked(f"{path}, up to {group}", unpacked, file.id.get_filesize())
         contents = Survey(train, test, _part(file, "test") if "test" in file else None)
     _check_kinds(path, contents)
     for name, train_part, test_part in zip(ids, train, test):
@@ -214,7 +214,9 @@ def client_ids(file: h5py.File) -> list[str]:
     names = list(clients)
     if long := next((name for name in names if len(name) > NAME), None):
         raise UsageError(f"{file.filename}: clients/{long[:40]}…: expected ids of at most {NAME} characters")
-    return sorted(names, key=_natural)
+    # c2 comes before c10, and numbers come in their order
+    pieces = {name: re.split(r"(\d+)", name) for name in names}
+    return sorted(names, key=lambda name: ([int(p) if i % 2 else p for i, p in enumerate(pieces[name])], name))
 
 
 def number_of_clients(path: Path) -> int:
@@ -246,16 +248,13 @@ def _check_kinds(path: Path, contents: Survey) -> None:
     """Refuse classes beside targets."""
     first = contents.parts[0]
     for part in contents.parts:
+        here, there = f"{first.group}/labels", f"{part.group}/labels"
         if part.real != first.real:
-            raise UsageError(
-                f"{path}: {first.group}/labels are {first.dtype}, but {part.group}/labels {part.dtype}; "
-                "expected integers in all (classes) or floating-point numbers in all (targets)"
-            )
+            kinds = "integers in all (classes) or floating-point numbers in all (targets)"
+            raise UsageError(f"{path}: {here} are {first.dtype}, but {there} {part.dtype}; expected {kinds}")
         if part.label_shape != first.label_shape:
-            raise UsageError(
-                f"{path}: {first.group}/labels have shape {first.label_shape} per sample, {part.group}/labels "
-                f"{part.label_shape}; expected the same in all"
-            )
+            shapes = f"{here} have shape {first.label_shape} per sample, {there} {part.label_shape}"
+            raise UsageError(f"{path}: {shapes}; expected the same in all")
 
 
 def unchanged(file: h5py.File, part: Part) -> str:
@@ -273,17 +272,20 @@ def unchanged(file: h5py.File, part: Part) -> str:
     raise UsageError(f"{where} has {changed} when it was checked; expected a file that stays as it is")
 
 
-def read(file: h5py.File, group: str, kept: Ints | None = None, scale: Reading | None = None) -> tuple[Inputs, Labels]:
+def read(file: h5py.File, group: str, kept: Ints | None = None, scale: Reading | None = None) -> Samples:
     """Return the features and labels of a group, float32 (tokens: int64) and int64 (or float32), ``[n, ...]`` each.
 
     `kept` are the features of one axis that are returned; None: all. Otherwise as `pieces`.
     """
-    stored = dataset(file, f"{group}/features")
+    return features_of(dataset(file, f"{group}/features"), kept, scale), labels_of(file, group)
+
+
+def features_of(stored: h5py.Dataset, kept: Ints | None, scale: Reading | None) -> Inputs:
     shape = stored.shape[1:] if kept is None else (len(kept),)
     features: Inputs = np.empty((len(stored), *shape), dtype=np.int64 if scale == "tokens" else np.float32)
     for start, piece in pieces(stored, scale, features if kept is None else None):
         features[start : start + len(piece)] = piece if kept is None else piece[:, kept]
-    return features, labels_of(file, group)
+    return features
 
 
 def labels_of(file: h5py.File, group: str) -> Labels:
@@ -321,23 +323,16 @@ def pieces(
     numbers = features.astype(dtype) if into is None else into
     for rows in _slices(features, dtype.itemsize):
         piece = numbers[rows]
-        right, expected = _right(piece, scale)
+        most = LARGEST if scale == "tokens" else PEAK
+        right = np.isfinite(piece) if scale is None else (piece >= 0) & (piece <= most)
         if not right.all():
-            where = np.argwhere(~right)[0]
-            raise UsageError(
-                f"{features.file.filename}: {features.name[1:]}: sample {rows.start + where[0]} holds "
-                f"{piece[tuple(where)]}, expected {expected}"
-            )
+            where, name = np.argwhere(~right)[0], f"{features.file.filename}: {features.name[1:]}"
+            expected, got = f"0 to {most} as data.scale = '{scale}'", piece[tuple(where)]
+            if scale in (None, "tokens"):
+                tokens = f"integers from 0 to {most} as data.tokens = true"
+                expected = tokens if scale else "finite 32-bit numbers"
+            raise UsageError(f"{name}: sample {rows.start + where[0]} holds {got}, expected {expected}")
         yield rows.start, piece if scale is None or scale == "tokens" else scaled(piece, PEAK, scale)
-
-
-def _right(piece: Inputs, scale: Reading | None) -> tuple[NDArray[np.bool_], str]:
-    """Return which numbers can be what they are to become, and what that is."""
-    if scale is None:
-        return np.isfinite(piece), "finite 32-bit numbers"
-    if scale == "tokens":
-        return (piece >= 0) & (piece <= LARGEST), f"integers from 0 to {LARGEST} as data.tokens = true"
-    return (piece >= 0) & (piece <= PEAK), f"0 to {PEAK} as data.scale = '{scale}'"
 
 
 def verify(path: Path, contents: Survey, scale: Reading | None = None) -> tuple[Range, ...]:
@@ -354,16 +349,6 @@ def verify(path: Path, contents: Survey, scale: Reading | None = None) -> tuple[
     return tuple(ranges[part.group] for part in contents.train)
 
 
-def _parts(file: h5py.File, groups: list[str]) -> list[Part]:
-    """Return the parts, which together are no more than the file may unpack to."""
-    parts, unpacked = list[Part](), 0
-    for group in groups:
-        parts.append(_part(file, group))
-        unpacked += parts[-1].bytes
-        check_unpacked(f"{file.filename}, up to {group}", unpacked, file.id.get_filesize())
-    return parts
-
-
 def _part(file: h5py.File, group: str) -> Part:
     """Return the sizes of one pair of features and labels, checking them."""
     features, labels = dataset(file, f"{group}/features"), dataset(file, f"{group}/labels")
@@ -373,9 +358,8 @@ def _part(file: h5py.File, group: str) -> Part:
     if labels.dtype.kind not in "fiu":
         raise UsageError(f"{where}/labels are {labels.dtype}, expected integers or real targets")
     if features.ndim < 2 or labels.ndim < 1:
-        raise UsageError(
-            f"{where} has features {features.shape} and labels {labels.shape}, expected [samples, ...] in both"
-        )
+        shapes = f"features {features.shape} and labels {labels.shape}"
+        raise UsageError(f"{where} has {shapes}, expected [samples, ...] in both")
     for name, per_sample in (("features", shape), ("labels", labels.shape[1:])):
         if 0 in per_sample:
             raise UsageError(f"{where}/{name} are {(len(features), *per_sample)}, expected at least 1 per sample")
@@ -403,9 +387,3 @@ def _largest(where: str, labels: h5py.Dataset) -> int:
     if least < 0 or most > LARGEST:
         raise UsageError(f"{where} hold {least if least < 0 else most}, expected labels from 0 to {LARGEST}")
     return most
-
-
-def _natural(name: str) -> tuple[list[str | int], str]:
-    """Sort key under which ``c2`` comes before ``c10``, and numbers come in their order."""
-    pieces = re.split(r"(\d+)", name)
-    return [int(piece) if i % 2 else piece for i, piece in enumerate(pieces)], name

@@ -27,7 +27,13 @@ def read_pair(folder: Path, part: str, side: int, classes: int, first: int = 0) 
     Labels are counted from 0; in the file they count from `first`. UsageError if a file is not sound, or if they do
     not fit together.
     """
-    image_file, label_file = (_existing(folder / f"{part}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1"))
+    files = []
+    for plain in (f"{part}-{kind}-ubyte" for kind in ("images-idx3", "labels-idx1")):
+        there = [folder / name for name in (plain, f"{plain}.gz") if (folder / name).is_file()]
+        if not there:
+            raise UsageError(f"{folder}: has neither {plain} nor {plain}.gz")
+        files.append(there[0])
+    image_file, label_file = files
     pixels, labels = read(image_file, 3), read(label_file, 1)
     if len(labels) != len(pixels):
         raise UsageError(f"{label_file}: {len(labels)} labels, but {image_file.name} holds {len(pixels)} images")
@@ -37,45 +43,32 @@ def read_pair(folder: Path, part: str, side: int, classes: int, first: int = 0) 
     return pixels, labels.astype(np.int64) - first
 
 
-def _existing(plain: Path) -> Path:
-    zipped = plain.with_name(plain.name + ".gz")
-    for path in (plain, zipped):
-        if path.is_file():
-            return path
-    raise UsageError(f"{plain.parent}: has neither {plain.name} nor {zipped.name}")
-
-
 def read(path: Path, ndim: int) -> NDArray[np.uint8]:
     """Return the bytes, in as many dimensions as there should be; UsageError if the file is not sound."""
     with reading(path, "a whole IDX file", zlib.error, ValueError), path.open("rb") as file:
         zipped = file.peek(2)[:2] == b"\x1f\x8b"  # not by suffix: browsers unpack downloads and leave the name
-        size = path.stat().st_size
-        return _read(path, gzip.GzipFile(fileobj=file) if zipped else file, ndim, size, zipped)
-
-
-def _read(path: Path, file: BufferedIOBase, ndim: int, size: int, zipped: bool) -> NDArray[np.uint8]:
-    """Return the bytes of an open file that has `size` bytes, packed if `zipped`."""
-    start = 4 + 4 * ndim
-    header = file.read(start)
-    if len(header) < start:
-        raise UsageError(f"{path}: truncated, {len(header)} bytes; the header alone takes {start}")
-    if header[:4] != bytes((0, 0, 8, ndim)):
-        kind = {1: "labels", 3: "images"}[ndim]
-        raise UsageError(f"{path}: magic number 0x{header[:4].hex()}, expected 0x000008{ndim:02x} (IDX {kind})")
-    sizes = np.frombuffer(header, dtype=">u4", offset=4).tolist()
-    expected = start + math.prod(sizes)
-    if zipped:
-        check_unpacked(str(path), expected, size)
-    elif size != expected:
-        raise UsageError(f"{path}: {_wrong(size, expected)}, {size} bytes; its header says {expected}")
-    values, count = np.empty(expected - start, dtype=np.uint8), 0
-    # a part at a time: gzip unpacks as much as it is asked for, and copies it
-    while count < len(values) and (got := file.readinto(values[count : count + PART].data)):
-        count += got
-    there = start + count + len(file.read(1))
-    if there != expected:
-        raise UsageError(f"{path}: {_wrong(there, expected)}, at least {there} bytes; its header says {expected}")
-    return values.reshape(sizes)
+        source: BufferedIOBase = gzip.GzipFile(fileobj=file) if zipped else file
+        start, size = 4 + 4 * ndim, path.stat().st_size
+        header = source.read(start)
+        if len(header) < start:
+            raise UsageError(f"{path}: truncated, {len(header)} bytes; the header alone takes {start}")
+        if header[:4] != bytes((0, 0, 8, ndim)):
+            kind = {1: "labels", 3: "images"}[ndim]
+            raise UsageError(f"{path}: magic number 0x{header[:4].hex()}, expected 0x000008{ndim:02x} (IDX {kind})")
+        sizes = np.frombuffer(header, dtype=">u4", offset=4).tolist()
+        expected = start + math.prod(sizes)
+        if zipped:
+            check_unpacked(str(path), expected, size)
+        elif size != expected:
+            raise UsageError(f"{path}: {_wrong(size, expected)}, {size} bytes; its header says {expected}")
+        values, count = np.empty(expected - start, dtype=np.uint8), 0
+        # a part at a time: gzip unpacks as much as it is asked for, and copies it
+        while count < len(values) and (got := source.readinto(values[count : count + PART].data)):
+            count += got
+        there = start + count + len(source.read(1))
+        if there != expected:
+            raise UsageError(f"{path}: {_wrong(there, expected)}, at least {there} bytes; its header says {expected}")
+        return values.reshape(sizes)
 
 
 def _wrong(size: int, expected: int) -> str:

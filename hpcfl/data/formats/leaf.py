@@ -105,31 +105,35 @@ def read(folder: Path, length: int, classes: int) -> dict[str, User]:
         raise UsageError(f"{folder}: has no files *.json")
     users: dict[str, User] = {}
     for path in paths:
-        content = _content(path, length)
+        with reading(path, "JSON", ValueError, RecursionError):
+            content = _parsed(path, Json(path.read_bytes()), length)
+        for key, kind in KEYS.items():
+            if not isinstance(content.get(key), kind):
+                raise UsageError(f"{path}: '{key}' is missing or no {kind.__name__}; expected {', '.join(KEYS)}")
+        if (names := len(content["users"])) != (sizes := len(content["num_samples"])):
+            raise UsageError(f"{path}: {names} users, but {sizes} entries in 'num_samples'")
+        if not all(isinstance(name, str) for name in content["users"]):
+            raise UsageError(f"{path}: 'users' holds other things than names")
         for name, size in zip(content["users"], content["num_samples"]):
             where = f"{path}: user {_short(name)}"
             if name in users:
                 raise UsageError(f"{where}: comes a second time")
-            users[name] = _user(where, content["user_data"].get(name), classes)
+            data = content["user_data"].get(name)
+            if not data or len(data) < 2:
+                raise UsageError(f"{where}: expected lists 'x' and 'y' in 'user_data'")
+            x, y = data["x"], data["y"]
+            if len(x) != len(y):
+                raise UsageError(f"{where}: {len(x)} samples in 'x', but {len(y)} labels in 'y'")
+            for i, label in enumerate(y):
+                if type(label) is not int or not 0 <= label < classes:
+                    expected = f"an integer 0 to {classes - 1}"
+                    raise UsageError(f"{where}: label {_short(label)} of sample {i}, expected {expected}")
+            users[name] = User(x, np.array(y, dtype=np.int64))
             if type(size) is not int:
                 raise UsageError(f"{where}: num_samples is {_short(size)}, expected an integer")
             if size != len(users[name].labels):
                 raise UsageError(f"{where}: {len(users[name].labels)} samples, but num_samples says {_short(size)}")
     return users
-
-
-def _content(path: Path, length: int) -> dict[str, Any]:
-    with reading(path, "JSON", ValueError, RecursionError):
-        content = _parsed(path, Json(path.read_bytes()), length)
-    for key, kind in KEYS.items():
-        if not isinstance(content.get(key), kind):
-            raise UsageError(f"{path}: '{key}' is missing or no {kind.__name__}; expected {', '.join(KEYS)}")
-    users, sizes = content["users"], content["num_samples"]
-    if len(users) != len(sizes):
-        raise UsageError(f"{path}: {len(users)} users, but {len(sizes)} entries in 'num_samples'")
-    if not all(isinstance(name, str) for name in users):
-        raise UsageError(f"{path}: 'users' holds other things than names")
-    return content
 
 
 def _parsed(path: Path, text: Json, length: int) -> dict[str, Any]:
@@ -175,18 +179,6 @@ def _data(where: str, text: Json, length: int) -> dict[str, Any]:
 def _short(value: Any) -> str:
     """Return what a file says such that it fits into a line."""
     return f"a {type(value).__name__}" if isinstance(value, (list, dict)) else repr(value)[:40]
-
-
-def _user(where: str, data: dict[str, Any] | None, classes: int) -> User:
-    if not data or len(data) < 2:
-        raise UsageError(f"{where}: expected lists 'x' and 'y' in 'user_data'")
-    x, y = data["x"], data["y"]
-    if len(x) != len(y):
-        raise UsageError(f"{where}: {len(x)} samples in 'x', but {len(y)} labels in 'y'")
-    for i, label in enumerate(y):
-        if type(label) is not int or not 0 <= label < classes:
-            raise UsageError(f"{where}: label {_short(label)} of sample {i}, expected an integer 0 to {classes - 1}")
-    return User(x, np.array(y, dtype=np.int64))
 
 
 def _row(where: str, row: Any, length: int) -> Features:

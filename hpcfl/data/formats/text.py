@@ -13,7 +13,7 @@ import numpy as np
 from hpcfl.base.errors import UsageError
 from hpcfl.base.types import Ints
 from hpcfl.data.base import Features
-from hpcfl.data.formats.files import LINE, check_unpacked, opened_lines, reading
+from hpcfl.data.formats.files import check_unpacked, lines, opened_lines, reading
 
 SAMPLE = re.compile(rb"[+-]?\d{1,9}(?:[ \t]+\d{1,9}:[^\s:]+)*\s*")  # LIBSVM's; float() tells whether values are numbers
 
@@ -25,31 +25,26 @@ def read_glove(path: Path, words: Collection[str]) -> dict[str, Features]:
     """
     dim, vectors = 0, {}
     # only a line feed ends a line: words may hold what Unicode counts as line ends
-    with opened_lines(path, "text in UTF-8", "utf-8", "\n") as lines:
-        for number, line in enumerate(lines, start=1):
+    with opened_lines(path, "text in UTF-8", "utf-8", "\n") as found:
+        for number, line in enumerate(found, start=1):
             word, _, values = line.rstrip(" \r\n").partition(" ")
             count = values.count(" ") + 1 if values else 0
             dim = count if number == 1 else dim
             if count != dim:
                 raise UsageError(f"{path}: line {number} has {count} values, expected {dim} as in line 1")
             if number == 1 or word in words:
-                vectors[word] = _vector(f"{path}: line {number} ({word[:40]!r})", values)
+                try:
+                    vectors[word] = np.array([float(value) for value in values.split(" ")], dtype=np.float32)
+                except ValueError:
+                    vectors[word] = np.full(1, np.nan, dtype=np.float32)
+                if not np.isfinite(vectors[word]).all():
+                    raise UsageError(f"{path}: line {number} ({word[:40]!r}): expected a word and finite numbers")
     if not dim:
         raise UsageError(f"{path}: has no word vectors, expected lines of a word and its numbers")
     vectors = {word: vector for word, vector in vectors.items() if word in words}
     if not vectors:
         raise UsageError(f"{path}: vocabulary mismatch, none of the {len(words)} words of the texts has a vector")
     return vectors
-
-
-def _vector(where: str, values: str) -> Features:
-    try:
-        vector = np.array([float(value) for value in values.split(" ")], dtype=np.float32)
-    except ValueError:
-        vector = np.array([np.nan], dtype=np.float32)
-    if not np.isfinite(vector).all():
-        raise UsageError(f"{where}: expected a word and finite numbers")
-    return vector
 
 
 def read_libsvm(path: Path, width: int) -> tuple[Features, Ints]:
@@ -60,9 +55,7 @@ def read_libsvm(path: Path, width: int) -> tuple[Features, Ints]:
     numbers, labels, unpacked = bytearray(), array("q"), 0
     with reading(path, "a whole bzip2 file"), bz2.open(path) as file:
         packed = path.stat().st_size
-        for number, line in enumerate(iter(lambda: file.readline(LINE), b""), start=1):
-            if len(line) == LINE:
-                raise UsageError(f"{path}: line {number} has {LINE} bytes or more, expected fewer")
+        for number, line in enumerate(lines(path, file, "bytes"), start=1):
             unpacked += max(len(line), 4 * width)
             check_unpacked(str(path), unpacked, packed)
             label, values = _sample(f"{path}: line {number}", line, width)
