@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hpcfl.base.errors import UsageError, refusal
 from hpcfl.base.types import Ints
+from hpcfl.config import Config
 from hpcfl.contrib.network.measure import Network, read
 from hpcfl.contrib.network.model import Layout, Load, Prediction, fits, layouts, predict, two_levels
+from hpcfl.engine.job import Job
 from hpcfl.mpi.placement import TWO_LEVEL, Topology, lane_topologies, limit
 from hpcfl.realtime.frames import frame_formats
 from hpcfl.realtime.orders import Command
 from hpcfl.sums.packing import Packing
-
-if TYPE_CHECKING:
-    from hpcfl.config import Config
-    from hpcfl.engine.job import Job
 
 SHORT: dict[int | str, str] = {1: "per rank", "node": "per node", "all": "one lane"}
 BUSY = 1.0
@@ -74,16 +71,11 @@ def facts(job: Job, like: Like) -> Iterator[tuple[str, str]]:
     """Yield, line by line, what the messages of a round would cost in each layout, and which one to choose."""
     network, rules = like.network, job.config.speed.rules(job.config.participation)
     hosts, measured = like.hosts[-1] + 1, len(network.hosts)
-    yield (
-        "like",
-        f"{network.mpi}, measured {network.date} on {_count(network.ranks, 'rank')}, {_count(measured, 'host')}; for "
-        f"{_count(like.ranks, 'rank')}, {_count(hosts, 'host')} of {like.per_host}",
-    )
+    there = f"{network.mpi}, measured {network.date} on {_count(network.ranks, 'rank')}, {_count(measured, 'host')}"
+    yield "like", f"{there}; for {_count(like.ranks, 'rank')}, {_count(hosts, 'host')} of {like.per_host}"
     if network.load > BUSY:
-        yield (
-            "warning",
-            f"busy: load {network.load:.1f} per core when it was measured, so figures tell of other work too",
-        )
+        text = f"load {network.load:.1f} per core when it was measured, so figures tell of other work too"
+        yield "warning", f"busy: {text}"
     if rules.by_arrivals:
         yield "a round", "not predicted: arrivals end rounds, whose visits overlap"
         return
@@ -93,12 +85,8 @@ def facts(job: Job, like: Like) -> Iterator[tuple[str, str]]:
         lanes = lane_topologies(layout.width, [str(host) for host in like.hosts], job.chunks)
         load, active = loaded(job, lanes, cohort), taking_part(layout, lanes, cohort, like.hosts)
         if layout.width == 1:
-            yield (
-                "a round",
-                f"{_count(len(cohort), 'visit')}, {load.state} bytes down and {load.frame} up for each lane and turn, "
-                "computing left out; no two parts overlap",
-            )
-        if layout.width == 1:
+            each = f"{load.state} bytes down and {load.frame} up for each lane and turn"
+            yield "a round", f"{_count(len(cohort), 'visit')}, {each}, computing left out; no two parts overlap"
             levels = two_levels(network.costs, like.ranks, like.per_host, load, job.config.fan_out)
         if refused := _refused(job, layout, network.mpi):
             yield _name(layout), refused
