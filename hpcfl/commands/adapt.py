@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import h5py
 import numpy as np
@@ -21,22 +21,19 @@ from hpcfl import store
 from hpcfl.algorithms import algorithm_class, algorithms
 from hpcfl.base.errors import UsageError, refusal
 from hpcfl.base.lazy import torch
-from hpcfl.base.types import Floats, Ints
+from hpcfl.base.types import Floats, Ints, State
 from hpcfl.commands.show import digest
+from hpcfl.config import Config
+from hpcfl.data import Header
 from hpcfl.engine.uneven import evenly
 from hpcfl.launch.request import check_writable
 from hpcfl.learning.batches import Visits
 from hpcfl.learning.evaluate import client_scores
+from hpcfl.learning.task import Task
 from hpcfl.mpi.placement import chunk_size, cut_by_kind
 from hpcfl.results.newcomers_file import NewcomersFile
 from hpcfl.results.trained import loaded, newest, recorded_chunk, threads, with_shared
 from hpcfl.store.atomic import created, replace
-
-if TYPE_CHECKING:
-    from hpcfl.base.types import State
-    from hpcfl.config import Config
-    from hpcfl.data import Header
-    from hpcfl.learning.task import Task
 
 SCORES = ("accuracy_before", "accuracy_after", "loss_before", "loss_after")
 COLUMNS = ("client", "train_samples", "test_samples", *SCORES)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import accumulate, chain
 from math import inf, isnan, prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -24,10 +24,8 @@ from hpcfl.engine.trial import tried
 from hpcfl.learning.config import METRICS
 from hpcfl.mpi.devices import described
 from hpcfl.mpi.placement import TWO_LEVEL, Tree, lane_topologies, tree
-
-if TYPE_CHECKING:
-    from hpcfl.schedule.plan import Plan
-    from hpcfl.sums.message import Block
+from hpcfl.schedule.plan import Plan
+from hpcfl.sums.message import Block
 
 Facts = Iterator[tuple[str, str]]
 """What a line is about, and what it says."""

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, SerializeAsAny, field_validator
 
@@ -49,6 +49,7 @@ from hpcfl.data.formats.files import found
 from hpcfl.data.user_samples import check_samples
 from hpcfl.learning.config import METRICS, TaskConfig
 from hpcfl.learning.initial_values import InitialFile
+from hpcfl.learning.task import Task
 from hpcfl.models import Model
 from hpcfl.models.modules import tracing
 from hpcfl.mpi.devices import Device
@@ -61,9 +62,6 @@ from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.speeds import Speed
 from hpcfl.schedule.staleness import Staleness
 from hpcfl.sums.guard import Guard
-
-if TYPE_CHECKING:
-    from hpcfl.learning.task import Task
 
 Count = Annotated[int, Field(ge=1)]
 

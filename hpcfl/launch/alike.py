@@ -15,16 +15,14 @@ from hashlib import sha256
 from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpcfl.base.errors import UsageError, listed
 from hpcfl.base.loaded import OURS
 from hpcfl.base.plugins import digests
+from hpcfl.config import Config
 from hpcfl.launch.failure import raise_together
 from hpcfl.mpi.waiting import tell, texts
-
-if TYPE_CHECKING:
-    from hpcfl.config import Config
 
 Code = Mapping[str, Mapping[str, Any]]
 Build = Mapping[str, str]

@@ -16,6 +16,7 @@ from hpcfl import store
 from hpcfl.base.errors import ErrorOnOtherRank, RunError, UsageError
 from hpcfl.base.lazy import torch
 from hpcfl.base.memory import LARGE_PAGES
+from hpcfl.config import Config, Overlay
 from hpcfl.engine import stopping
 from hpcfl.launch.request import default_folder, run_request
 from hpcfl.launch.run import launch
@@ -27,8 +28,6 @@ from hpcfl.results.trained import Models, NotHereError, open_models, shared_weig
 if TYPE_CHECKING:
     import xarray
     from torch import Tensor, nn
-
-    from hpcfl.config import Config, Overlay
 
 THREADS = "OMP_NUM_THREADS"
 

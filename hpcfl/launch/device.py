@@ -6,15 +6,13 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpcfl.base.lazy import torch
+from hpcfl.config import Config
 from hpcfl.launch.failure import raise_together
 from hpcfl.mpi.devices import NAME_BYTES, check_shared, chosen, described
 from hpcfl.mpi.waiting import names
-
-if TYPE_CHECKING:
-    from hpcfl.config import Config
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # cuBLAS reads it when it is first used
 FIXED = ":4096:8"  # one of the two settings with which cuBLAS promises the same bits

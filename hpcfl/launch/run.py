@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from hpcfl import config as configs
 from hpcfl import store
@@ -35,16 +35,18 @@ from hpcfl.base.lazy import MPI, torch
 from hpcfl.base.loaded import renew
 from hpcfl.base.memory import prefer_large_pages
 from hpcfl.base.types import Computing, State
+from hpcfl.config import Config
 from hpcfl.data.absent import about_samples
 from hpcfl.engine import stopping
 from hpcfl.engine.checkpointing import Saver, restored, write_part
 from hpcfl.engine.hangs import Moves, watched
-from hpcfl.engine.job import Job
+from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.loop import run
 from hpcfl.engine.profile import Phases, Profile, gathered, report
 from hpcfl.engine.progress import Reporter
 from hpcfl.engine.record import Recorder, about_clients, about_model
 from hpcfl.engine.recorded_columns import columns
+from hpcfl.engine.rounds import Rounds
 from hpcfl.engine.simulated import Simulated
 from hpcfl.engine.trial import tried
 from hpcfl.launch.alike import builds, check_builds, check_code, other_code, package_digest
@@ -57,7 +59,7 @@ from hpcfl.mpi.collective import Collective, Profiled
 from hpcfl.mpi.cores import Processors, processors, shares, threads
 from hpcfl.mpi.launcher import end_job, has_ulfm, library
 from hpcfl.mpi.placement import check_communicators, check_there, lane_topologies
-from hpcfl.mpi.transport import Alone
+from hpcfl.mpi.transport import Alone, Transport
 from hpcfl.mpi.waiting import Patience, Roll, names, tell, texts
 from hpcfl.realtime import start
 from hpcfl.realtime.watchdog import Noticeboard, Watchdog
@@ -66,13 +68,6 @@ from hpcfl.schedule.doubling import Stage
 from hpcfl.store.atomic import PREFIX, number_of
 from hpcfl.store.integrity import one_line
 from hpcfl.sums.guard import Norms, Watch
-
-if TYPE_CHECKING:
-    from hpcfl.config import Config
-    from hpcfl.engine.job import Progress
-    from hpcfl.engine.rounds import Rounds
-    from hpcfl.mpi.transport import Transport
-
 
 Processes = list[tuple[str, str]]
 """Host and process id of each rank."""

@@ -5,18 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from hpcfl.base.errors import RunError
+from hpcfl.config import Config
+from hpcfl.data import Federation
 from hpcfl.data.shared import attach, shared
 from hpcfl.launch.failure import raise_together
 from hpcfl.mpi.waiting import names
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hpcfl.config import Config
-    from hpcfl.data import Federation
 
 
 @contextmanager

@@ -13,22 +13,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from math import inf
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpcfl.base.errors import RunError
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats, Ints
+from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.plan import Arrivals, Attempt, Plan
-from hpcfl.schedule.speeds.base import CLOSE
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from hpcfl.schedule.participation import Participation
-    from hpcfl.schedule.speeds.base import Speed
-    from hpcfl.schedule.staleness import Staleness
+from hpcfl.schedule.speeds.base import CLOSE, Speed
+from hpcfl.schedule.staleness import Staleness
 
 MOST_FRUITLESS = 100_000
 """After so many arrivals in a row of which nothing counts, a run is given up."""

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf, log, log2, sqrt
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.errors import UsageError
-from hpcfl.base.types import Floats
-
-if TYPE_CHECKING:
-    from hpcfl.base.types import State
-    from hpcfl.schedule.participation import Participation
-    from hpcfl.sums.message import Sums
+from hpcfl.base.types import Floats, State
+from hpcfl.schedule.participation import Participation
+from hpcfl.sums.message import Sums
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -10,9 +10,7 @@ from pydantic import Field
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.errors import UsageError, no_meaning, refusal
 from hpcfl.base.types import Floats, Ints
-
-if TYPE_CHECKING:
-    from hpcfl.schedule.participation import Participation
+from hpcfl.schedule.participation import Participation
 
 
 class Staleness(ConfigBase):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from math import log, prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,13 +11,9 @@ from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.fedlrgd import FedLrgd, smoothness
 from hpcfl.base.errors import UsageError
 from hpcfl.contrib.theory.fedlrgd import Constants, log_least_rank, shown
+from hpcfl.engine.job import Job
 from hpcfl.models.glm import Glm
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from hpcfl.engine.job import Job
-    from hpcfl.schedule.plan import Plan
+from hpcfl.schedule.plan import Plan
 
 EPSILONS = 1e-2, 1e-6
 

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hpcfl.algorithms import Algorithm
 from hpcfl.algorithms.salf import Salf
 from hpcfl.base.errors import RunError
 from hpcfl.base.types import Floats, State
 from hpcfl.contrib.theory.optimum import PooledObjective
 from hpcfl.contrib.theory.salf_formulas import Convergence, uniform_reach, variance_bound, variance_factors
+from hpcfl.engine.job import Job
 from hpcfl.learning.batches import Visits
+from hpcfl.learning.task import Task
 from hpcfl.models.glm import Glm
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hpcfl.algorithms import Algorithm
-    from hpcfl.engine.job import Job
-    from hpcfl.learning.task import Task
 
 PASSED = 10**8
 """Samples times parameters up to which the users' gradients are computed."""

@@ -5,8 +5,9 @@ A unit of work is one visit, so a pace (seconds per unit of work) is also the se
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,9 @@ from pydantic import Field, field_validator
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Computing, Floats, Ints
+from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.plan import Attempt, Plan
+from hpcfl.schedule.staleness import Staleness
 
 DRAWS = 1000
 NO_ATTEMPT = 2**31 - 1
@@ -23,12 +26,6 @@ CLOSE = 1e-12
 """What a visit's share of its steps may lack, so that rounding costs none: seconds and shares follow from quotients."""
 
 Costs = Literal["equal", "parameters"] | tuple[Annotated[float, Field(gt=0)], ...]
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hpcfl.schedule.participation import Participation
-    from hpcfl.schedule.staleness import Staleness
 
 
 class Speed(ConfigBase):

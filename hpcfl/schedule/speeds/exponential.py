@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from math import isclose
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
@@ -12,11 +12,9 @@ from pydantic import Field
 from hpcfl.base.errors import UsageError
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats, Ints
+from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.plan import Attempt
 from hpcfl.schedule.speeds.base import Speed
-
-if TYPE_CHECKING:
-    from hpcfl.schedule.participation import Participation
 
 
 class Memoryless(Speed):

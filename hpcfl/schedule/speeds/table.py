@@ -6,7 +6,7 @@ import csv
 from array import array
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +16,10 @@ from hpcfl.base.errors import UsageError, did_you_mean
 from hpcfl.base.types import Floats, Ints
 from hpcfl.data.formats.files import lines, reading
 from hpcfl.data.formats.hdf5_file import dataset, opened
+from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.plan import Attempt
 from hpcfl.schedule.speeds.base import Speed
 from hpcfl.schedule.speeds.uniform_depth import check_end, reaching, seconds_at
-
-if TYPE_CHECKING:
-    from hpcfl.schedule.participation import Participation
 
 KINDS = ("client", "seconds"), ("round", "client", "seconds"), ("round", "client", "depth")
 HDF5 = (".h5", ".hdf5")

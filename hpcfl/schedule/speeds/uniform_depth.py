@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -10,11 +10,9 @@ from pydantic import Field
 from hpcfl.base.errors import UsageError, no_meaning
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats, Ints
+from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.plan import Attempt
 from hpcfl.schedule.speeds.base import CLOSE, Speed
-
-if TYPE_CHECKING:
-    from hpcfl.schedule.participation import Participation
 
 
 class UniformDepth(Speed):
