@@ -91,9 +91,14 @@ def launch(
     request = None
     try:
         found = builds(comm)
-        request = raise_together(
-            comm, lambda: None if comm is not None and comm.Get_rank() else _decided(decide, found, allow_mixed)
-        )
+        serves = comm is None or comm.Get_rank() == 0
+
+        def decided() -> RunRequest | None:
+            mixed = check_builds(found, allow_mixed)
+            made = decide()
+            return made and made.model_copy(update={"mixed": mixed})
+
+        request = raise_together(comm, decided if serves else lambda: None)
         if comm is not None:
             # not by pydantic's own JSON, which refuses paths that are not UTF-8
             text = tell(comm, json.dumps(request.model_dump(mode="json") if request else None))
@@ -113,14 +118,6 @@ def launch(
             store.release(request.folder)
 
 
-def _decided(
-    decide: Callable[[], RunRequest | None], found: list[dict[str, str]], allow_mixed: bool
-) -> RunRequest | None:
-    mixed = check_builds(found, allow_mixed)
-    request = decide()
-    return request and request.model_copy(update={"mixed": mixed})
-
-
 def carry_out(request: RunRequest, comm: Any) -> None:
     """Put the job together on every rank, then run it; `Stopped` if it was asked to stop."""
     plugins.look_first(request.places, request.folder, request.only)
@@ -130,12 +127,16 @@ def carry_out(request: RunRequest, comm: Any) -> None:
     serves = rank == 0
     if serves:
         (request.folder / ERROR_FILE).unlink(missing_ok=True)
-    told = _told(comm, f"{os.getpid()} {socket.gethostname()}")
-    processes = [(host, number) for number, _, host in (text.partition(" ") for text in told)]
+    found = told(comm, f"{os.getpid()} {socket.gethostname()}")
+    processes = [(host, number) for number, _, host in (text.partition(" ") for text in found)]
     hosts = [host for host, _ in processes]
     share = _share(comm, hosts)
-    count = _set_threads(config, share)
-    counts = [int(each) for each in _told(comm, str(count))]
+    count = config.threads
+    if count == "auto":
+        count = threads(share, os.environ.get("OMP_NUM_THREADS", "")) if config.clock == "wall" else 1
+    os.environ["OMP_NUM_THREADS"] = str(count)  # torch reads it once, when it is loaded
+    prefer_large_pages(os.environ)
+    counts = [int(each) for each in told(comm, str(count))]
     ranks = _roll(config, comm, hosts)
     with _without_absent(request, ranks):
         board = _board(ranks, hosts) if config.clock == "wall" else None
@@ -230,39 +231,26 @@ def _share(comm: Any, hosts: list[str]) -> float:
     own = processors()
     if comm is None:
         return shares([own])[0]
-    rank, texts = comm.Get_rank(), _told(comm, json.dumps([list(own.cores), dict(own.quotas)]))
+    rank, texts = comm.Get_rank(), told(comm, json.dumps([list(own.cores), dict(own.quotas)]))
     here = [each for each, host in enumerate(hosts) if host == hosts[rank]]
     return shares([Processors(*json.loads(texts[each])) for each in here])[here.index(rank)]
-
-
-def _set_threads(config: Config, share: float) -> int:
-    """Set and return the threads per operation; torch reads the environment once, when it is loaded."""
-    count = config.threads
-    if count == "auto":
-        count = threads(share, os.environ.get("OMP_NUM_THREADS", "")) if config.clock == "wall" else 1
-    os.environ["OMP_NUM_THREADS"] = str(count)
-    prefer_large_pages(os.environ)
-    return count
 
 
 def _check_mpi(config: Config, comm: Any, hosts: list[str]) -> None:
     if config.clock == "wall" and comm is not None:
         check_communicators(library(MPI.Get_library_version()), config.lane_width, hosts)
+    expected = "expected Open MPI 5 started with 'mpiexec --with-ft ulfm'"
     keys = {"fault_tolerance": ("ulfm", "auto"), "lost_clients": ("rehost", "drop")}
     for key, (wanted, instead) in keys.items():
         if getattr(config, key) == wanted and not has_ulfm(comm):
-            raise UsageError(
-                f"{key} = '{wanted}': this MPI does not tell of dead ranks; expected Open MPI 5 started with "
-                f"'mpiexec --with-ft ulfm'; did you mean {key} = '{instead}'?"
-            )
+            why = f"this MPI does not tell of dead ranks; {expected}"
+            raise UsageError(f"{key} = '{wanted}': {why}; did you mean {key} = '{instead}'?")
     size = 1 if comm is None else comm.Get_size()
     if config.min_ranks is not None and config.min_ranks > size:
         raise refusal("min_ranks", f"at most {size}, the ranks of this job", config.min_ranks, size)
     if config.min_ranks is not None and config.min_ranks < size and not has_ulfm(comm):
-        raise UsageError(
-            f"min_ranks = {config.min_ranks}: this MPI ends a job of {size} ranks with the first of them; expected "
-            "Open MPI 5 started with 'mpiexec --with-ft ulfm'; remove it"
-        )
+        why = f"this MPI ends a job of {size} ranks with the first of them"
+        raise UsageError(f"min_ranks = {config.min_ranks}: {why}; {expected}; remove it")
 
 
 def _in_step(
@@ -387,17 +375,16 @@ def _write_end(folder: Path, stopped: Stopped | None) -> None:
 def _begun(job: Job, request: RunRequest, rank: int) -> Progress:
     """Where this rank begins: before round 0, or after the checkpoint; each rank reads the clients it hosts."""
     now = job.begin(rank)
-    if request.checkpoint is None:
-        return now
-    try:
-        _taken_up(now, request.checkpoint, job, rank)
-    except (ValueError, TypeError, LookupError, RuntimeError) as error:
-        what = f"{type(error).__name__}: {one_line(error)}"
-        raise RunError(f"checkpoint {request.checkpoint} does not fit the run: {what}") from error
+    if request.checkpoint is not None:
+        try:
+            _take_up(now, request.checkpoint, job, rank)
+        except (ValueError, TypeError, LookupError, RuntimeError) as error:
+            what = f"{type(error).__name__}: {one_line(error)}"
+            raise RunError(f"checkpoint {request.checkpoint} does not fit the run: {what}") from error
     return now
 
 
-def _taken_up(now: Progress, path: Path, job: Job, rank: int) -> None:
+def _take_up(now: Progress, path: Path, job: Job, rank: int) -> None:
     """Set a rank to where a checkpoint was written."""
     now.saved = path
     saved = store.load(path, personal=False)
@@ -417,14 +404,13 @@ def _taken_up(now: Progress, path: Path, job: Job, rank: int) -> None:
             for row, client in enumerate(chunk.clients.tolist()):
                 state[name][row] = torch.from_numpy(held[client][name])
     if saved.stale and rank == 0:
-        now.extras = job.algorithm.recalled(job.task, now.extras, partial(_saved, job, path))
 
+        def everyone() -> Iterator[tuple[int, State]]:
+            for chunk in job.chunks:
+                held = store.load_personal(path, chunk.clients.tolist())
+                yield from ((client, restored(job.like(client), state)) for client, state in held.items())
 
-def _saved(job: Job, path: Path) -> Iterator[tuple[int, State]]:
-    """Yield all clients and the personal state that a checkpoint has of them."""
-    for chunk in job.chunks:
-        for client, held in store.load_personal(path, chunk.clients.tolist()).items():
-            yield client, restored(job.like(client), held)
+        now.extras = job.algorithm.recalled(job.task, now.extras, everyone)
 
 
 def _open(
@@ -518,7 +504,7 @@ def _changed(held: dict[str, Any], request: RunRequest, code: dict[str, dict[str
     return attributes
 
 
-def _told(comm: Any, text: str) -> list[str]:
+def told(comm: Any, text: str) -> list[str]:
     """Every rank's text, whole, in the order of the ranks."""
     return [text] if comm is None else texts(comm, text)
 
