@@ -21,10 +21,9 @@ from numpy.typing import NDArray
 from hpcfl.base.errors import RunError
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats, Ints
-from hpcfl.schedule.participation import Participation
+from hpcfl.schedule.participation import Participation, Staleness
 from hpcfl.schedule.plan import Arrivals, Attempt, Plan
 from hpcfl.schedule.speeds.base import CLOSE, Speed
-from hpcfl.schedule.staleness import Staleness
 
 MOST_FRUITLESS = 100_000
 """After so many arrivals in a row of which nothing counts, a run is given up."""
@@ -164,7 +163,8 @@ class Queue:
         came: list[Came] = []
         fruitless, full = 0, False
         while not full:
-            client, due = self._next()
+            client = int(np.nanargmin(flights.due)) if len(flights.waiting) else -1
+            due = float(flights.due[client]) if client >= 0 else inf
             if due > end * (1 + CLOSE):  # ends are sums of many deadlines
                 flights.now = end
                 break
@@ -182,14 +182,6 @@ class Queue:
             if not full and due < end * (1 - CLOSE):
                 self._send(round)
         return planned(self.run, round, came, flights, start, end - start)
-
-    def _next(self) -> tuple[int, float]:
-        """Return who arrives next, and when; inf: nobody ever does."""
-        due = self.flights.due
-        if not len(self.flights.waiting):
-            return -1, inf
-        client = int(np.nanargmin(due))
-        return client, float(due[client])
 
     def _send(self, round: int) -> None:
         """Send clients out for all free places."""
@@ -242,10 +234,8 @@ def enough(run: Run, rules: Participation, came: Sequence[Came]) -> bool:
 def check_fruitless(round: int, visits: int) -> None:
     """Raise RunError where so many visits of a round have been in vain that it will never end."""
     if visits > MOST_FRUITLESS:
-        raise RunError(
-            f"round {round}: given up after {MOST_FRUITLESS} visits of which nothing counted; did you mean a larger "
-            "participation.max_seconds or participation.max_staleness?"
-        )
+        hint = "did you mean a larger participation.max_seconds or participation.max_staleness?"
+        raise RunError(f"round {round}: given up after {MOST_FRUITLESS} visits of which nothing counted; {hint}")
 
 
 def planned(run: Run, round: int, came: list[Came], flights: Flights, start: float, closes_after: float) -> Plan:
@@ -258,15 +248,12 @@ def planned(run: Run, round: int, came: list[Came], flights: Flights, start: flo
     cohort, versions, numbers, depth, steps = (table[row].astype(np.int64) for row in (0, 1, 2, 5, 6))
     times, seconds = table[3], table[4]
     factors = run.staleness.factors(round - versions) * run.participation.evened(cohort)
-    return Plan(
+    return Plan.of_arrivals(
         round,
-        cohort,
-        seconds,
-        depth,
-        flights.now - start,
-        np.full((len(cohort), layers), np.nan),
-        np.zeros(layers),
-        closes_after if closes_after < inf else np.nan,
+        layers,
+        Arrivals(versions, numbers, times, factors, waiting, flights.version[waiting]),
+        *(cohort, seconds, depth),
+        duration=flights.now - start,
+        closes_after=closes_after if closes_after < inf else np.nan,
         steps=steps if run.participation.by_steps else None,
-        arrivals=Arrivals(versions, numbers, times, factors, waiting, flights.version[waiting]),
     )

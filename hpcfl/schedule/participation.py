@@ -1,4 +1,4 @@
-"""Who takes part in a run, who is invited to a round, and when the round closes: independent choices."""
+"""Who takes part in a run, who is invited to a round, when it closes, and what late visits count."""
 
 from __future__ import annotations
 
@@ -132,15 +132,21 @@ class Participation(ConfigBase):
     def check(self, clients: int) -> None:
         """Raise UsageError where a number does not fit the number of clients."""
         self._check_held_out(clients)
-        self._check_count("size", self.size, clients - self._held)
-        self._check_count("first", self.first, self.invited(clients))
-        self._check_count("quorum", self.quorum, self.invited(clients))
-        if self.grace is not None and self.close != "quorum":
-            raise self._no_meaning("grace", "close", "quorum")
+        invited = self.invited(clients)
+        for key in ("size", "first", "quorum", "grace", *ARRIVALS):
+            choice, word = self.only_for[key]
+            if getattr(self, choice) != word and getattr(self, key) != type(self).model_fields[key].default:
+                raise self._no_meaning(key, choice, word)
+        for key, largest in (("size", clients - self._held), ("first", invited), ("quorum", invited)):
+            (choice, word), value = self.only_for[key], getattr(self, key)
+            if getattr(self, choice) == word:
+                if value is None:
+                    raise UsageError(f"participation.{key}: {choice} = '{word}' needs it")
+                check_within(f"participation.{key}", value, 1, largest)
         self._check_deadline()
-        self._check_arrivals(clients)
-        most = self.enough or self.invited(clients)
-        check_within("participation.min_clients", self.min_clients, 0, most)
+        if self.by_arrivals:
+            self._check_arrivals(clients - self._held, self.at_work(clients))
+        check_within("participation.min_clients", self.min_clients, 0, self.enough or invited)
 
     def _check_held_out(self, clients: int) -> None:
         key, held = "participation.hold_out", self.hold_out
@@ -154,16 +160,6 @@ class Participation(ConfigBase):
                 raise UsageError(f"{key}: expected each id once, got {client} twice")
         if len(held) == clients:
             raise UsageError(f"{key}: expected at most {clients - 1} ids, so that somebody takes part, got {clients}")
-
-    def _check_count(self, key: str, value: int | None, most: int) -> None:
-        choice, word = self.only_for[key]
-        needed, by = getattr(self, choice) == word, f"{choice} = '{word}'"
-        if value is not None and not needed:
-            raise self._no_meaning(key, choice, word)
-        if value is None and needed:
-            raise UsageError(f"participation.{key}: {by} needs it")
-        if value is not None:
-            check_within(f"participation.{key}", value, 1, most)
 
     def _no_meaning(self, key: str, choice: str, word: object) -> UsageError:
         """Return the error for a key that is only for another word of a choice."""
@@ -203,64 +199,41 @@ class Participation(ConfigBase):
                 where = f" from round {start} on" if len(steps) > 1 else ""
                 raise UsageError(f"participation.deadline: expected seconds above 0, got {seconds}{where}")
 
-    def _check_arrivals(self, clients: int) -> None:
-        if self.close != "arrivals":
-            for key in ARRIVALS:
-                if getattr(self, key) != type(self).model_fields[key].default:
-                    raise self._no_meaning(key, "close", "arrivals")
-            return
-        members, most = clients - self._held, self.at_work(clients)
-        check_within("participation.concurrency", most, 1, members)
+    def _check_arrivals(self, members: int, at_work: int) -> None:
+        check_within("participation.concurrency", at_work, 1, members)
         if self.every_client:
-            self._check_every_client(members)
+            why = " with participation.every_client = true"
+            if self.buffer is None or self.buffer < members:
+                least = f"{members} or more{why}, one visit per client"
+                raise refusal("participation.buffer", least, self.buffer, members)
+            idle = {"max_staleness": 0, "dispatch": "uniform", "once_per_version": False, "deadline": None}
+            for key, good in {**idle, "max_seconds": None}.items():
+                if (value := getattr(self, key)) != good:
+                    raise refusal(f"participation.{key}", f"{toml(good)}{why}", value, good)
+            if self.concurrency not in (None, members):
+                raise refusal("participation.concurrency", f"all {members} clients{why}", self.concurrency, members)
         elif self.buffer is None and self.deadline is None:
             raise UsageError("participation.buffer: close = 'arrivals' needs it, or a participation.deadline")
-        elif self.buffer is not None:
-            self._check_buffer(self.buffer, members, most)
-        elif not self.once_per_version:
-            raise UsageError(
-                "participation.once_per_version: expected true where a deadline alone ends rounds of close = "
-                "'arrivals', or a participation.buffer"
-            )
-        for key, good, why in (
-            ("invite", "all", "sends out whom participation.dispatch says"),
-            ("min_clients", 0, "repeats no round"),
-        ):
-            if (value := getattr(self, key)) != good:
-                raise UsageError(f"participation.{key}: close = 'arrivals' {why}: expected {good!r}, got {value!r}")
+        elif self.buffer is None and not self.once_per_version:
+            where = "where a deadline alone ends rounds of close = 'arrivals', or a participation.buffer"
+            raise UsageError(f"participation.once_per_version: expected true {where}")
+        elif self.buffer is not None and self.once_per_version and self.deadline is None:  # else it is never full
+            most, who = (at_work, "participation.concurrency") if self.dispatch == "reporter" else (members, "clients")
+            why = f" ({who}) with participation.once_per_version = true"
+            check_within("participation.buffer", self.buffer, 1, most, why)
+        whom = "close = 'arrivals' sends out whom participation.dispatch says"
+        if self.invite != "all":
+            raise UsageError(f"participation.invite: {whom}: expected 'all', got {self.invite!r}")
+        if self.min_clients:
+            why = "close = 'arrivals' repeats no round"
+            raise UsageError(f"participation.min_clients: {why}: expected 0, got {self.min_clients}")
         if self.deadline == "adaptive":
             raise UsageError("participation.deadline: expected seconds with close = 'arrivals', got 'adaptive'")
         if self.stop_stale and self.max_staleness is None:
             raise UsageError("participation.stop_stale = true needs participation.max_staleness")
         if self.partial in ("layers", "steps") and self.max_seconds is None:
-            raise UsageError(
-                f"participation.partial = '{self.partial}': with close = 'arrivals' only participation.max_seconds "
-                "cuts visits short, and there is none"
-            )
-
-    def _check_buffer(self, buffer: int, members: int, at_work: int) -> None:
-        """Refuse more visits than ever come of clients that go out once per version, where no deadline ends rounds."""
-        if self.once_per_version and self.deadline is None:
-            most, who = (at_work, "participation.concurrency") if self.dispatch == "reporter" else (members, "clients")
-            check_within(
-                "participation.buffer", buffer, 1, most, f" ({who}) with participation.once_per_version = true"
-            )
-
-    def _check_every_client(self, members: int) -> None:
-        why = " with participation.every_client = true"
-        if self.buffer is None or self.buffer < members:
-            raise refusal("participation.buffer", f"{members} or more{why}, one visit per client", self.buffer, members)
-        for key, good in (
-            ("max_staleness", 0),
-            ("dispatch", "uniform"),
-            ("once_per_version", False),
-            ("deadline", None),
-            ("max_seconds", None),
-        ):
-            if (value := getattr(self, key)) != good:
-                raise refusal(f"participation.{key}", f"{toml(good)}{why}", value, good)
-        if self.concurrency not in (None, members):
-            raise refusal("participation.concurrency", f"all {members} clients{why}", self.concurrency, members)
+            why = "with close = 'arrivals' only participation.max_seconds cuts visits short, and there is none"
+            raise UsageError(f"participation.partial = '{self.partial}': {why}")
 
     @property
     def by_arrivals(self) -> bool:
@@ -374,3 +347,53 @@ def _is_number(value: Any) -> bool:
 def _is_step(step: Any) -> bool:
     pair = isinstance(step, (list, tuple)) and len(step) == 2 and all(map(_is_number, step))
     return pair and isinstance(step[0], int) and isfinite(step[1])
+
+
+class Staleness(ConfigBase):
+    """What a visit's change counts by its staleness x, with ``participation.close = "arrivals"``.
+
+    x is how many steps the server has taken since the client began: 0 where it began with the newest state, so that
+    s(0) = 1. Some papers' indices can be read one higher. The server divides by the weights of the visits, not by
+    these times s, as FedBuff does (Nguyen et al., AISTATS 2022).
+    """
+
+    weight: Literal["constant", "polynomial", "hinge"] = "constant"
+    """What a change counts at staleness x (Xie, Koyejo & Gupta, arXiv 1903.03934). ``constant``: 1. ``polynomial``:
+    (1 + x)^−a. ``hinge``: 1 up to b, then 1/(a(x − b) + 1)."""
+    a: float | None = Field(None, gt=0)
+    """How fast it falls: by default 0.5 of ``polynomial``, FedBuff's, and 10 of ``hinge``."""
+    b: int | None = Field(None, ge=0)
+    """The staleness up to which a ``hinge`` is 1: by default 4."""
+
+    def check(self, participation: Participation, kept_by: str = "", without: str = "") -> None:
+        """Raise UsageError where a key has no meaning; `kept_by`: what lets clients keep what they have sent.
+
+        `without`: the method, where it shares nothing.
+        """
+        choice = "staleness.weight"
+        if self.weight != "constant":
+            if participation.close != "arrivals":
+                beside, other = (f"participation.close = '{word}'" for word in (participation.close, "arrivals"))
+                raise no_meaning(choice, self.weight, beside, other)
+            if participation.every_client:
+                why = "with participation.every_client = true, which takes gradients of the newest version only"
+                raise refusal(choice, f"'constant' {why}", self.weight, "'constant'")
+            if without:
+                raise no_meaning(choice, self.weight, f"{without}, which shares nothing of the model")
+            if kept_by:
+                why = f"with {kept_by} clients keep what they have sent, which must count as a whole"
+                raise UsageError(f"{choice} = '{self.weight}': {why}: expected 'constant'")
+        for key, words in (("a", ("polynomial", "hinge")), ("b", ("hinge",))):
+            value = getattr(self, key)
+            if value is not None and self.weight not in words:
+                raise no_meaning(f"staleness.{key}", value, f"{choice} = '{self.weight}'", f"{choice} = '{words[0]}'")
+
+    def factors(self, staleness: Ints) -> Floats:
+        """Return s of each staleness, float64 [n]."""
+        x = staleness.astype(np.float64)
+        if self.weight == "polynomial":
+            return (1.0 + x) ** -(self.a or 0.5)
+        if self.weight == "hinge":
+            b = 4 if self.b is None else self.b
+            return 1.0 / ((self.a or 10.0) * (x - b).clip(min=0) + 1.0)
+        return np.ones(len(x))

@@ -19,10 +19,9 @@ from hpcfl.base.errors import RunError, UsageError, listed, no_meaning, refusal
 from hpcfl.base.types import Floats, Ints
 from hpcfl.schedule.arrivals import Flights, Queue
 from hpcfl.schedule.doubling import Doubling, Stage, Theory, entered, stages, wanted
-from hpcfl.schedule.participation import Participation
+from hpcfl.schedule.participation import Participation, Staleness
 from hpcfl.schedule.plan import Attempt, Plan
 from hpcfl.schedule.speeds.base import CLOSE, Speed
-from hpcfl.schedule.staleness import Staleness
 
 MOST_ATTEMPTS = 1000
 """After so many void attempts at one round it is given up."""
@@ -70,10 +69,15 @@ class Planner:
     def clients(self) -> int:
         return len(self.sizes)
 
+    @property
+    def rules(self) -> Participation:
+        """The rules that rounds really follow; a replay has its own."""
+        return self.speed.rules(self.participation)
+
     @cached_property
     def members(self) -> Ints:
         """The ids of the clients that take part in the run, ascending, int64 [n]; a replay has those of its trace."""
-        return self.speed.rules(self.participation).taking_part(self.clients)
+        return self.rules.taking_part(self.clients)
 
     @cached_property
     def visit_steps(self) -> tuple[Ints, Ints]:
@@ -93,9 +97,9 @@ class Planner:
         rules = self.participation
         if not rules.by_steps or rules.close == "all" or rules.bound is not None or self.clock != "wall":
             return {}
+        why = "nobody knows beforehand, so nothing counts of visits that are not complete by then"
         return {
-            "steps": f"participation.partial = 'steps': close = '{rules.close}' ends rounds in real time when nobody "
-            "knows beforehand, so nothing counts of visits that are not complete by then"
+            "steps": f"participation.partial = 'steps': close = '{rules.close}' ends rounds in real time when {why}"
         }
 
     def plans(
@@ -110,7 +114,7 @@ class Planner:
         RunError
             Where too few visits ever count.
         """
-        if self.speed.rules(self.participation).by_arrivals:
+        if self.rules.by_arrivals:
             taped = self.speed.arrived(first, self.staleness, self.whole, self.participation.by_steps)
             yield from taped or Queue(self, flights or Flights.none(self.clients)).plans(first)
             return
@@ -133,10 +137,9 @@ class Planner:
             duration += plan.duration
             if plan.counted.sum() >= needed:
                 return replace(plan, duration=duration)
-        raise RunError(
-            f"round {round}: given up after {MOST_ATTEMPTS} void attempts: {plan.counted.sum()} of the visits to the "
-            f"last one counted, expected at least participation.min_clients = {needed}"
-        )
+        got = f"{plan.counted.sum()} of the visits to the last one counted"
+        expected = f"expected at least participation.min_clients = {needed}"
+        raise RunError(f"round {round}: given up after {MOST_ATTEMPTS} void attempts: {got}, {expected}")
 
     def attempt(
         self, round: int, number: int = 0, stage: int = 0, cohort: Ints | None = None, closes_after: float | None = None
@@ -176,8 +179,8 @@ class Planner:
 
     def plan(self, attempt: Attempt) -> Plan:
         """Decide one attempt, however many visits may count in it; its `duration` is that of this attempt alone."""
-        rules, attempt = self.speed.rules(self.participation), self.speed.recorded(attempt)
-        plan = self._by_time(attempt) if rules.by_time else self._by_visits(attempt)
+        attempt = self.speed.recorded(attempt)
+        plan = self._by_time(attempt) if self.rules.by_time else self._by_visits(attempt)
         steps = self.visit_steps[0][attempt.cohort] if self.participation.by_steps else None
         return self.speed.replayed(plan, self.whole, steps)
 
@@ -278,10 +281,8 @@ class Planner:
         data = store.open_run(run)
         known = {*data["round"].values.tolist()} - {*data.attrs.get("lost", ())}
         if lost := [round_ for round_ in range(rounds) if round_ not in known]:
-            raise RunError(
-                f"'{run}' has lost what visits took in rounds {listed(lost)}, from which its deadline follows: "
-                "expected a copy of its metrics"
-            )
+            what = f"what visits took in rounds {listed(lost)}, from which its deadline follows"
+            raise RunError(f"'{run}' has lost {what}: expected a copy of its metrics")
         columns = (data[name].values[:rounds] for name in ("cohort", "visit_seconds", "deadline"))
         for round_, (invited, seconds, closes_after) in enumerate(zip(*columns)):
             cohort = np.flatnonzero(invited == 1)
@@ -331,40 +332,40 @@ def check(
     doubling.check(participation)
     speed.check(participation, clock)
     speed.covers(rounds, clients)
-    _check_partial(participation.partial, algorithm)
-    _check_snapshot(participation, algorithm)
+    _check_parts(participation, algorithm)
     if not speed.replays:  # which obeys its own rules
         participation.check_effect(algorithm.layerwise, clock == "simulated")
-    if speed.rules(participation).by_arrivals:  # a replay
+    rules = speed.rules(participation)  # of a replay others
+    if rules.by_arrivals:
         _check_arrivals(algorithm)
-    if speed.rules(participation).every_client:
+    if rules.every_client:
         _check_every_client(algorithm)
+    method, model = f"algorithm.name = '{algorithm.name}'", f"speed.model = '{speed.model}'"
+    when = f"doubling.when = '{doubling.when}'"
     if algorithm.invites_all(0) and speed.needs_end:
-        raise UsageError(
-            f"algorithm.name = '{algorithm.name}' begins with a round that waits for everybody, but the times of "
-            f"speed.model = '{speed.model}' follow from the deadline; did you mean speed.model = 'exponential'?"
-        )
+        why = f"begins with a round that waits for everybody, but the times of {model} follow from the deadline"
+        raise UsageError(f"{method} {why}; did you mean speed.model = 'exponential'?")
     if doubling.when != "never" and algorithm.clients_done(2):
-        raise UsageError(
-            f"doubling.when = '{doubling.when}': algorithm.name = '{algorithm.name}' invites clients once, so that "
-            "nothing can double; did you mean doubling.when = 'never'?"
-        )
+        why = f"{method} invites clients once, so that nothing can double"
+        raise UsageError(f"{when}: {why}; did you mean doubling.when = 'never'?")
     if doubling.when == "theory" and not speed.known("wall"):
-        raise UsageError(
-            "doubling.when = 'theory' needs to know how long the first n visits take, which speed.model = "
-            f"'{speed.model}' does not tell; did you mean doubling.when = 'plateau'?"
-        )
+        why = f"needs to know how long the first n visits take, which {model} does not tell"
+        raise UsageError(f"{when} {why}; did you mean doubling.when = 'plateau'?")
 
 
-def _check_snapshot(participation: Participation, algorithm: Method) -> None:
-    """Refuse snapshots that nobody could take or use."""
-    why = instead = ""
-    if not participation.by_steps:
-        why, instead = f"participation.partial = '{participation.partial}'", "participation.partial = 'steps'"
-    elif not algorithm.snapshots:
-        why = f"algorithm.name = '{algorithm.name}', which learns in several phases"
-    if participation.snapshot and why:
-        raise no_meaning("participation.snapshot", participation.snapshot, why, instead)
+def _check_parts(participation: Participation, algorithm: Method) -> None:
+    """Refuse partial work of a kind that the method does not do, and snapshots that nobody could take or use."""
+    partial, method = f"participation.partial = '{participation.partial}'", f"algorithm.name = '{algorithm.name}'"
+    expected = "expected 'auto' or 'discard'; did you mean 'auto'?"
+    if participation.by_steps and not algorithm.visit_steps(1)[1]:
+        raise UsageError(f"{partial}: visits of {method} cannot be cut short after a step: {expected}")
+    if participation.partial == "layers" and not (algorithm.layerwise or algorithm.splits_last):
+        why = "does not send its layers one by one (fedavg does with algorithm.epochs = 0, steps above 0 and sgd)"
+        raise UsageError(f"{partial}: {method} {why}: {expected}")
+    if participation.snapshot and not participation.by_steps:
+        raise no_meaning("participation.snapshot", participation.snapshot, partial, "participation.partial = 'steps'")
+    if participation.snapshot and not algorithm.snapshots:
+        raise no_meaning("participation.snapshot", participation.snapshot, f"{method}, which learns in several phases")
 
 
 def _check_arrivals(algorithm: Method) -> None:
@@ -377,10 +378,8 @@ def _check_arrivals(algorithm: Method) -> None:
     elif algorithm.between_rounds:
         why = f"{algorithm.between_rounds} lets all clients learn after each one"
     if why:
-        raise UsageError(
-            f"participation.close = 'arrivals': algorithm.name = '{algorithm.name}' needs rounds: {why}; did you mean "
-            "participation.close = 'all'?"
-        )
+        needs = f"algorithm.name = '{algorithm.name}' needs rounds: {why}"
+        raise UsageError(f"participation.close = 'arrivals': {needs}; did you mean participation.close = 'all'?")
 
 
 def _check_every_client(algorithm: Method) -> None:
@@ -388,24 +387,8 @@ def _check_every_client(algorithm: Method) -> None:
     try:
         weights = algorithm.mean_weights()
     except UsageError:
-        raise UsageError(
-            f"participation.every_client = true: algorithm.name = '{algorithm.name}' does more with what clients send "
-            "than to take weighted means of their changes; did you mean algorithm.name = 'fedavg'?"
-        ) from None
+        does = "does more with what clients send than to take weighted means of their changes"
+        why = f"algorithm.name = '{algorithm.name}' {does}; did you mean algorithm.name = 'fedavg'?"
+        raise UsageError(f"participation.every_client = true: {why}") from None
     if weights != "uniform":
         raise refusal("algorithm.weights", "'uniform' with participation.every_client = true", weights, "'uniform'")
-
-
-def _check_partial(partial: str, algorithm: Method) -> None:
-    """Refuse partial work of a kind that the method does not do."""
-    if partial == "steps" and not algorithm.visit_steps(1)[1]:
-        raise UsageError(
-            f"participation.partial = 'steps': visits of algorithm.name = '{algorithm.name}' cannot be cut short after "
-            "a step: expected 'auto' or 'discard'; did you mean 'auto'?"
-        )
-    if partial == "layers" and not (algorithm.layerwise or algorithm.splits_last):
-        raise UsageError(
-            f"participation.partial = 'layers': algorithm.name = '{algorithm.name}' does not send its layers one by "
-            "one (fedavg does with algorithm.epochs = 0, steps above 0 and sgd): expected 'auto' or 'discard'; did you "
-            "mean 'auto'?"
-        )

@@ -132,10 +132,8 @@ def facts(comm: Any, file: Path) -> tuple[Any, dict[str, Any]] | None:
     That is a table of `rich`, and a JSON object. UsageError where there are no two ranks, or no such folder.
     """
     if comm is None or comm.Get_size() < 2:
-        raise UsageError(
-            "hpcfl doctor --network measures between the server and other ranks: expected at least 2 ranks, got 1; "
-            "did you mean mpirun -n 2 hpcfl doctor --network?"
-        )
+        expected = "expected at least 2 ranks, got 1; did you mean mpirun -n 2 hpcfl doctor --network?"
+        raise UsageError(f"hpcfl doctor --network measures between the server and other ranks: {expected}")
 
     def check() -> None:
         if comm.Get_rank() == 0 and not file.parent.is_dir():

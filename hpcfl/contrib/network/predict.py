@@ -45,15 +45,12 @@ class Like:
         network = read(file)
         like = cls(network, ranks, per_host or network.per_host)
         if ranks > like.per_host and network.costs.between is None:
-            raise UsageError(
-                f"--like '{file}': was measured within one host, and {ranks} ranks are on {like.hosts[-1] + 1} hosts "
-                f"with {like.per_host} on each; did you mean --per-host {ranks}?"
-            )
+            hosts = f"{ranks} ranks are on {like.hosts[-1] + 1} hosts with {like.per_host} on each"
+            hint = f"did you mean --per-host {ranks}?"
+            raise UsageError(f"--like '{file}': was measured within one host, and {hosts}; {hint}")
         if like.per_host > 1 and network.costs.within is None:
-            raise UsageError(
-                f"--like '{file}': was measured with the server alone on its host, not with {like.per_host} ranks; did "
-                "you mean --per-host 1?"
-            )
+            what = f"with the server alone on its host, not with {like.per_host} ranks"
+            raise UsageError(f"--like '{file}': was measured {what}; did you mean --per-host 1?")
         return like
 
     def check(self, config: Config) -> None:
@@ -69,7 +66,7 @@ class Like:
 
 def facts(job: Job, like: Like) -> Iterator[tuple[str, str]]:
     """Yield, line by line, what the messages of a round would cost in each layout, and which one to choose."""
-    network, rules = like.network, job.config.speed.rules(job.config.participation)
+    network, rules = like.network, job.config.rules
     hosts, measured = like.hosts[-1] + 1, len(network.hosts)
     there = f"{network.mpi}, measured {network.date} on {_count(network.ranks, 'rank')}, {_count(measured, 'host')}"
     yield "like", f"{there}; for {_count(like.ranks, 'rank')}, {_count(hosts, 'host')} of {like.per_host}"
@@ -148,7 +145,7 @@ def _choice(job: Job, predicted: Sequence[tuple[Layout, Prediction]]) -> Iterato
     if not predicted:
         yield "choose", "fewer ranks: none of these layouts is possible"
         return
-    rules, fastest = job.config.speed.rules(job.config.participation), min(each.total for _, each in predicted)
+    rules, fastest = job.config.rules, min(each.total for _, each in predicted)
     early = rules.enough is not None or rules.bound is not None
     near = [pair for pair in predicted if early or pair[1].total <= NEAR * fastest]
     layout, best = min(near, key=lambda pair: (pair[0].ranks, pair[1].total))

@@ -67,10 +67,8 @@ class Exponential(Memoryless):
 
     def check(self, participation: Participation, clock: str = "simulated") -> None:
         if self.sorted and self.kind == "dynamic":
-            raise UsageError(
-                "speed.sorted = true numbers clients by their mean times, and speed.kind = 'dynamic' gives no others; "
-                "did you mean speed.kind = 'dynamic-rate'?"
-            )
+            why = "numbers clients by their mean times, and speed.kind = 'dynamic' gives no others"
+            raise UsageError(f"speed.sorted = true {why}; did you mean speed.kind = 'dynamic-rate'?")
 
     @property
     def redrawn(self) -> bool:
@@ -104,10 +102,8 @@ class Groups(Memoryless):
 
     def check(self, participation: Participation, clock: str = "simulated") -> None:
         if len(self.shares_of) != len(self.means_of) or not isclose(sum(self.shares_of), 1.0, abs_tol=1e-6):
-            raise UsageError(
-                f"speed.shares_of: expected a share for each of the {len(self.means_of)} groups of speed.means_of, "
-                f"1 in all, got {list(self.shares_of)}"
-            )
+            wanted = f"a share for each of the {len(self.means_of)} groups of speed.means_of, 1 in all"
+            raise UsageError(f"speed.shares_of: expected {wanted}, got {list(self.shares_of)}")
 
     @property
     def redrawn(self) -> bool:

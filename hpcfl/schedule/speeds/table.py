@@ -100,10 +100,8 @@ class Table(Speed):
             return
         check_end(participation, f"speed.file = {self.file!r} says how far visits are")
         if clock != "simulated":
-            raise UsageError(
-                f"speed.file = {self.file!r} has depths, which simulated time alone can keep: expected "
-                f"clock = 'simulated', or seconds; got clock = '{clock}'"
-            )
+            why = "has depths, which simulated time alone can keep: expected clock = 'simulated', or seconds"
+            raise UsageError(f"speed.file = {self.file!r} {why}; got clock = '{clock}'")
 
     def covers(self, rounds: int, clients: int, layers: int | None = None) -> None:
         """Refuse other clients, fewer rounds, and depths that the model does not have."""
