@@ -112,10 +112,8 @@ def adapt_request(
     config = configs.of_run(attributes, folder, trust=trust)
     if not config.algorithm.adapt_epochs:
         able = [name for name in algorithms() if algorithm_class(name).model_construct(name=name).adapt_epochs]
-        raise UsageError(
-            f"algorithm.name = '{config.algorithm.name}' has no layers that a client could adapt; "
-            f"expected a run of {', '.join(able)}"
-        )
+        name = f"algorithm.name = '{config.algorithm.name}'"
+        raise UsageError(f"{name} has no layers that a client could adapt; expected a run of {', '.join(able)}")
     last = newest(folder)
     saved = store.load(last, personal=False)
     clients = np.zeros(0, dtype=np.int64)
@@ -143,9 +141,8 @@ def numbers(text: str) -> tuple[int, ...]:
     except ValueError:
         found = ()
     if list(found) != sorted({*found}) or not found or found[0] < 0 or found[-1] < 1:
-        raise UsageError(
-            f"--epochs {text}: expected a number of at least 1, or ascending ones with commas between them"
-        )
+        expected = "a number of at least 1, or ascending ones with commas between them"
+        raise UsageError(f"--epochs {text}: expected {expected}")
     return found[1:] if found[0] == 0 else found
 
 
@@ -158,9 +155,8 @@ def picked(text: str, clients: int) -> Ints:
         try:
             client = int(word)
         except ValueError:
-            raise UsageError(
-                f"--client {text}: expected ids with commas between them, or 'all'; got '{word}'"
-            ) from None
+            expected = "ids with commas between them, or 'all'"
+            raise UsageError(f"--client {text}: expected {expected}; got '{word}'") from None
         if not 0 <= client < clients:
             near = min(max(client, 0), clients - 1)
             raise refusal(f"--client {text}", f"ids 0 … {clients - 1}", client, near)
@@ -173,7 +169,7 @@ def absent(folder: Path, config: Config, rounds: int) -> Ints:
 
     UsageError if there are none.
     """
-    held = config.speed.rules(config.participation).held_out(config.clients)
+    held = config.rules.held_out(config.clients)
     if len(held):
         return held
     data = store.open_run(folder)

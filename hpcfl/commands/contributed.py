@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
 
 CONTRIBUTED = {
@@ -19,8 +19,4 @@ CONTRIBUTED = {
 
 def contributed(name: str) -> Any:
     """Return what stands under a name."""
-    module, _, path = CONTRIBUTED[name].partition(":")
-    found: Any = import_module(module)
-    for part in path.split("."):
-        found = getattr(found, part)
-    return found
+    return resolve_name(CONTRIBUTED[name])

@@ -105,53 +105,49 @@ def summary(path: Path) -> dict[str, Any]:
         row["reason"] = status.reason
     if "cohort" not in data:
         return row
-    events = store.events(folder)
-    lost, rehosted = _lost(events)
-    scores = data["accuracy"].dropna("round").values
+    metrics = dict[str, float | None]()
+    for name in recorded_metrics(data):
+        if name not in (ACCURACY, "test_loss"):
+            both = (data[name], data[f"client_{name}"].mean("client"))
+            metrics[name] = next((last for each in both if (last := _last(each)) is not None), None)
+    staleness = None
+    if "arrival_staleness" in data:
+        staleness = float(data["arrival_staleness"].where(data["arrival_client"] >= 0).mean())
     invited = float((data["cohort"] == 1).sum())
-    return row | {
-        "rounds": int(data.sizes["round"]),
-        "accuracy": _last(scores, 1),
-        "accuracy_last": _last(scores, LAST),
-        "client_accuracy": _last(data["client_accuracy"].mean("client").dropna("round").values, 1),
-        "metrics": _metrics(data),
-        "arrived": float((data["arrived"] == 1).sum()) / invited if invited else None,
-        "void": int((data["void"] == 1).sum()),
-        "repeats": int(data["repeats"].clip(min=0).sum()) if "repeats" in data else 0,
-        "sim_seconds": _last(data["sim_seconds"].dropna("round").values, 1),
-        "wall_seconds": _last(data["wall_seconds"].dropna("round").values, 1),
-        "oracle": float(data["oracle"].sum()) if "oracle" in data else None,
-        "staleness": float(data["arrival_staleness"].where(data["arrival_client"] >= 0).mean())
-        if "arrival_staleness" in data
-        else None,
-        "lost": sorted(lost.items()),
-        "rehosted": sorted(rehosted.items()),
-        "warnings": {event["kind"]: event["text"] for event in reversed(events) if event["kind"] in WARNINGS},
-        "rejected": int((data["rejected"] == 1).sum()) if "rejected" in data else 0,
-        "state_sha256": _state(folder),
-    }
+    return (
+        row
+        | _happened(folder)
+        | {
+            "rounds": int(data.sizes["round"]),
+            "accuracy": _last(data["accuracy"]),
+            "accuracy_last": _last(data["accuracy"], LAST),
+            "client_accuracy": _last(data["client_accuracy"].mean("client")),
+            "metrics": metrics,
+            "arrived": float((data["arrived"] == 1).sum()) / invited if invited else None,
+            "void": int((data["void"] == 1).sum()),
+            "repeats": int(data["repeats"].clip(min=0).sum()) if "repeats" in data else 0,
+            "sim_seconds": _last(data["sim_seconds"]),
+            "wall_seconds": _last(data["wall_seconds"]),
+            "oracle": float(data["oracle"].sum()) if "oracle" in data else None,
+            "staleness": staleness,
+            "rejected": int((data["rejected"] == 1).sum()) if "rejected" in data else 0,
+            "state_sha256": _state(folder),
+        }
+    )
 
 
-def _lost(events: Iterable[Mapping[str, Any]]) -> tuple[dict[int, str], dict[int, str]]:
-    """The clients that were lost for good, and how; those that went on at other ranks, and where."""
-    lost: dict[int, str] = {}
-    rehosted: dict[int, str] = {}
+def _happened(folder: Path) -> dict[str, Any]:
+    """Which clients were lost for good, which went on at other ranks, and what the guard said."""
+    events = store.events(folder)
+    lost, rehosted = dict[int, str](), dict[int, str]()
     for event in events:
         if event["kind"] == "lost":
             lost[event["client"]] = event["text"]
         elif event["kind"] == "rehosted":
             rehosted[event["client"]] = event["text"]
             lost.pop(event["client"], None)
-    return lost, rehosted
-
-
-def _metrics(data: Any) -> dict[str, float | None]:
-    names = [name for name in recorded_metrics(data) if name not in (ACCURACY, "test_loss")]
-    each = {name: (data[name], data[f"client_{name}"].mean("client")) for name in names}
-    return {
-        name: next((_last(of, 1) for of in (s.dropna("round").values for s in both) if len(of)), None)
-        for name, both in each.items()
-    }
+    warnings = {event["kind"]: event["text"] for event in reversed(events) if event["kind"] in WARNINGS}
+    return {"lost": sorted(lost.items()), "rehosted": sorted(rehosted.items()), "warnings": warnings}
 
 
 def _state(folder: Path) -> str | None:
@@ -163,8 +159,10 @@ def _state(folder: Path) -> str | None:
     return digest(store.load(newest, personal=False).shared) if newest else None
 
 
-def _last(values: Any, count: int) -> float | None:
-    return float(np.mean(values[-count:])) if len(values) else None
+def _last(values: Any, count: int = 1) -> float | None:
+    """The mean of the last known values of a column by round."""
+    known = values.dropna("round").values
+    return float(np.mean(known[-count:])) if len(known) else None
 
 
 def table(rows: Sequence[Mapping[str, Any]], each: bool = False, width: int | None = None) -> list[Any]:
@@ -172,7 +170,14 @@ def table(rows: Sequence[Mapping[str, Any]], each: bool = False, width: int | No
 
     One table has a line for each; where it is wider than `width`, several have a column for each, as many as fit.
     """
-    lines = list(_lines(rows, each))
+    runs = [Recorded.of(Path(row["run"])) for row in rows]
+    found = groups(runs)
+    clocks = {run.keys.get("clock", "simulated") for run in runs}
+    if each or all(len(group.runs) == 1 for group in found):
+        found = [Group(run.name, (), (run,)) for run in runs]
+    own = [[rows[runs.index(run)] for run in group.runs] for group in found]
+    seeds = len(found) < len(runs)
+    lines = [dict(_cells(group, its, rows, clocks, seeds)) for group, its in zip(found, own)]
     whole = Table(*(Column(name, justify="left" if name in ("run", "status") else "right") for name in lines[0]))
     for line in lines:
         whole.add_row(*line.values())
@@ -183,18 +188,6 @@ def table(rows: Sequence[Mapping[str, Any]], each: bool = False, width: int | No
         if all(width_of(part) <= width for part in parts):
             break
     return parts
-
-
-def _lines(rows: Sequence[Mapping[str, Any]], each: bool) -> Iterator[dict[str, str]]:
-    """Yield what the table says of each group of runs, by heading."""
-    runs = [Recorded.of(Path(row["run"])) for row in rows]
-    found = groups(runs)
-    clocks = {run.keys.get("clock", "simulated") for run in runs}
-    if each or all(len(group.runs) == 1 for group in found):
-        found = [Group(run.name, (), (run,)) for run in runs]
-    for group in found:
-        own = [rows[runs.index(run)] for run in group.runs]
-        yield dict(_cells(group, own, rows, clocks, seeds=len(found) < len(runs)))
 
 
 def _cells(group: Group, rows: Rows, everyone: Rows, clocks: set[str], seeds: bool) -> Iterator[tuple[str, str]]:
@@ -225,18 +218,16 @@ def _turned(lines: Sequence[Mapping[str, str]]) -> Any:
 def remarks(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """What does not fit into a table: why a run ended, whether one moves, who was lost, what the guard says."""
     for row in rows:
+        name = Path(row["run"]).name
         if row["reason"]:
-            yield f"{Path(row['run']).name}: {row['status']}: {row['reason']}"
+            yield f"{name}: {row['status']}: {row['reason']}"
         if (row["quiet_seconds"] or 0.0) > QUIET_SECONDS:
-            yield f"{Path(row['run']).name}: running, but has written nothing for {row['quiet_seconds']:.0f} s"
-        for client, how in row["lost"]:
-            yield f"{Path(row['run']).name}: client {client} was lost {how}"
-        for client, how in row["rehosted"]:
-            yield f"{Path(row['run']).name}: client {client} went on {how}"
+            yield f"{name}: running, but has written nothing for {row['quiet_seconds']:.0f} s"
+        yield from (f"{name}: client {client} was lost {how}" for client, how in row["lost"])
+        yield from (f"{name}: client {client} went on {how}" for client, how in row["rehosted"])
         if row["rejected"]:
-            yield f"{Path(row['run']).name}: {row['rejected']} visits were rejected, in whole or in part"
-        for kind, text in row["warnings"].items():
-            yield f"{Path(row['run']).name}: warning: {kind}: {text}"
+            yield f"{name}: {row['rejected']} visits were rejected, in whole or in part"
+        yield from (f"{name}: warning: {kind}: {text}" for kind, text in row["warnings"].items())
 
 
 def _cell(key: str, values: Sequence[Any]) -> str:

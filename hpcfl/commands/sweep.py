@@ -87,16 +87,12 @@ def runs(
     UsageError
         If a list cannot be read, a key is set twice, or two runs would share a folder.
     """
-    given = axes(settings, grid, seeds)
+    given, product = axes(settings, grid, seeds), itertools.product
     flags = {"--force": force, "--trust": trust, "--allow-mixed": allow_mixed}
-    options = (
-        *(("--data-dir", str(data_dir)) if data_dir else ()),
-        *(flag for flag, wanted in flags.items() if wanted),
-    )
+    place = ("--data-dir", str(data_dir)) if data_dir else ()
+    options = (*place, *(flag for flag, wanted in flags.items() if wanted))
     by_name: dict[str, Run] = {}
-    for config, each, values in itertools.product(
-        configs, itertools.product(*overlays), itertools.product(*given.values())
-    ):
+    for config, each, values in product(configs, product(*overlays), product(*given.values())):
         varied = tuple(f"{key}={value}" for key, value in zip(given, values))
         folder = out / name_of(config, [*(Path(overlay).stem for overlay in each), *varied])
         run = Run(len(by_name), config, (*settings, *varied), folder, options, each)
@@ -110,12 +106,11 @@ def axes(settings: Sequence[str], grid: Sequence[str], seeds: str | None) -> dic
     """The values of each key that varies."""
     once = {setting.partition("=")[0].strip() for setting in settings}
     lists = [_axis(text) for text in grid] + ([("seed", seed_list(seeds))] if seeds is not None else [])
-    by_key: dict[str, list[str]] = {}
-    for key, values in lists:
-        if key in once or key in by_key:
+    for key, _ in lists:
+        if key in once:
             raise UsageError(f"{key}: set twice; expected each key in one of --set, --grid and --seeds")
-        by_key[key] = values
-    return by_key
+        once.add(key)
+    return dict(lists)
 
 
 def _axis(text: str) -> tuple[str, list[str]]:
@@ -124,8 +119,8 @@ def _axis(text: str) -> tuple[str, list[str]]:
     values, held = [], ""
     for part in rest.split(","):
         held += part
-        brackets = all(held.count(left) == held.count(right) for left, right in ("[]", "{}"))
-        if brackets and not any(held.count(quote) % 2 for quote in "\"'"):
+        closed = all(held.count(left) == held.count(right) for left, right in ("[]", "{}"))
+        if closed and not any(held.count(quote) % 2 for quote in "\"'"):
             values.append(held.strip())
             held = ""
         else:
@@ -177,8 +172,7 @@ def check(chosen: Sequence[Run], data_dir: Path | None) -> None:
             config = load(run.config, run.settings, run.overlays, data_dir=data_dir)
             config.check_values()
             key = config.data.model_dump_json(), config.clients
-            if key not in headers:
-                headers[key] = config.data.check(config.clients, data_dir)
+            headers[key] = headers.get(key) or config.data.check(config.clients, data_dir)
             config.check_shapes(headers[key])
             if (run.folder / "run.h5").exists():
                 with suppress(RunError):

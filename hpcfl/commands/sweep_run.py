@@ -57,6 +57,14 @@ class Children:
     def start(self, run: Run) -> None:
         """Start a run as a process group of its own, which stops in good order should this process be killed."""
         gentle, parent = self._gentle(signal.SIGTERM), os.getpid()
+
+        def tied() -> None:
+            """Let the child get the signal when this process ends, however that ends."""
+            if _prctl is not None:
+                _prctl(PARENT_DEATH_SIGNAL, gentle)
+            if os.getppid() != parent:
+                os._exit(1)
+
         with run.log.open("ab") as log:
             begin = log.tell()
             process = subprocess.Popen(
@@ -66,7 +74,7 @@ class Children:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 env={"OMP_NUM_THREADS": "1", **os.environ},
-                preexec_fn=lambda: _die_with(parent, gentle),  # safe: this process has no second thread
+                preexec_fn=tied,  # safe: this process has no second thread
             )
         self.running.append(Child(run, process, begin))
 
@@ -100,14 +108,6 @@ class Children:
             self._send(self._gentle(signal.SIGTERM))
         for child in self.running:
             child.process.wait()
-
-
-def _die_with(parent: int, number: int) -> None:
-    """Let this process get the signal when its parent ends, however that ends; in the child, before its program."""
-    if _prctl is not None:
-        _prctl(PARENT_DEATH_SIGNAL, number)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 class Board:
@@ -174,7 +174,12 @@ def carry_out(runs: Sequence[Run], jobs: int = 1, launcher: Sequence[str] = ()) 
 
     A finished run that is damaged has failed; its folder stays as it is.
     """
-    _make(runs[0].folder.parent)
+    folder = runs[0].folder.parent
+    check_writable(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"'{folder}' cannot be written: {error.strerror}; expected a writable folder") from None
     states = {run: run.state for run in runs}
     waiting = [run for run, state in states.items() if state not in FINISHED]
     finished = [run for run, state in states.items() if state in FINISHED]
@@ -212,14 +217,6 @@ def damage(run: Run) -> str:
     """The first file of a finished run that is not as it was written, and why; "" where all are."""
     damaged = findings(run.folder).damaged
     return next((f"{run.folder / name} is damaged: {reason}" for name, reason in damaged.items()), "")
-
-
-def _make(folder: Path) -> None:
-    check_writable(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"'{folder}' cannot be written: {error.strerror}; expected a writable folder") from None
 
 
 def outcome(code: int, asked: bool, state: str = "new") -> str:
