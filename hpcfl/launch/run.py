@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
@@ -50,10 +50,9 @@ from hpcfl.engine.rounds import Rounds
 from hpcfl.engine.simulated import Simulated
 from hpcfl.engine.trial import tried
 from hpcfl.launch.alike import builds, check_builds, check_code, other_code, package_digest
-from hpcfl.launch.device import fixed_arithmetic, other_device, placed
 from hpcfl.launch.failure import ERROR_FILE, GIVE_UP_SECONDS, fail, noted, raise_together
+from hpcfl.launch.host import fixed_arithmetic, other_device, placed, read_once
 from hpcfl.launch.request import RunRequest
-from hpcfl.launch.shared_data import read_once
 from hpcfl.mpi.channel import connect
 from hpcfl.mpi.collective import Collective, Profiled
 from hpcfl.mpi.cores import Processors, processors, shares, threads
@@ -63,8 +62,8 @@ from hpcfl.mpi.transport import Alone, Transport
 from hpcfl.mpi.waiting import Patience, Roll, names, tell, texts
 from hpcfl.realtime import start
 from hpcfl.realtime.watchdog import Noticeboard, Watchdog
-from hpcfl.schedule.arrivals import Flights
 from hpcfl.schedule.doubling import Stage
+from hpcfl.schedule.planner import Flights
 from hpcfl.store.atomic import PREFIX, number_of
 from hpcfl.store.integrity import one_line
 from hpcfl.sums.guard import Norms, Watch
@@ -124,8 +123,7 @@ def carry_out(request: RunRequest, comm: Any) -> None:
     renew()
     config = raise_together(comm, lambda: configs.from_text(request.config))
     rank = 0 if comm is None else comm.Get_rank()
-    serves = rank == 0
-    if serves:
+    if rank == 0:
         (request.folder / ERROR_FILE).unlink(missing_ok=True)
     found = told(comm, f"{os.getpid()} {socket.gethostname()}")
     processes = [(host, number) for number, _, host in (text.partition(" ") for text in found)]
@@ -145,12 +143,13 @@ def carry_out(request: RunRequest, comm: Any) -> None:
         with _without_absent(request, ranks), watched(Moves(), config.patience, rank, len(hosts)):
             job, now = _prepared(config, request, ranks, hosts, device, count, share)
             check_code(config, ranks)
-            opened = partial(_open, request, processes, devices, counts, job, now, ranks)
-            raise_together(ranks, opened if serves else lambda: None)
+            where = {"hosts": hosts, "devices": devices, "threads": counts}
+            opened = partial(_open, request, processes, where, job, now, ranks)
+            raise_together(ranks, opened if rank == 0 else lambda: None)
         run = _in_step if board is None else partial(_in_real_time, board=board)
         phases = Profile() if request.profile else Phases()
         try:
-            tells = board is None or serves  # of the round: other ranks are told of each by the server
+            tells = board is None or rank == 0  # of the round: other ranks are told of each by the server
             moving = watched(job.moves, config.patience, rank, len(hosts), waits_in_words=board is not None)
             with moving, blaming(lambda: f" in round {now.round}" if tells else ""):
                 stopped = run(job, request, now, ranks, processes, phases)
@@ -414,13 +413,7 @@ def _take_up(now: Progress, path: Path, job: Job, rank: int) -> None:
 
 
 def _open(
-    request: RunRequest,
-    processes: Processes,
-    devices: list[str],
-    counts: list[int],
-    job: Job,
-    now: Progress,
-    ranks: Any,
+    request: RunRequest, processes: Processes, where: Mapping[str, Any], job: Job, now: Progress, ranks: Any
 ) -> None:
     """Try what of a new run is the user's; make the run folder, or take it up again, if enough ranks are there."""
     if request.new:
@@ -429,7 +422,7 @@ def _open(
         check_there(job.config.min_ranks, len(processes), absent, ranks.seconds)
     folder = request.folder
     if request.new:
-        attributes = _attributes(request, [host for host, _ in processes], devices, counts, job)
+        attributes = _attributes(request, where, job)
         with _writable(folder):
             folder.mkdir(parents=True, exist_ok=True)
             store.take(folder, request.force)
@@ -439,7 +432,7 @@ def _open(
         if changed := _changed(held, request, job.config.code):
             with _writable(folder):
                 store.rebuild(folder, changed)
-        if other := other_device(held, devices):
+        if other := other_device(held, where["devices"]):
             print(f"hpcfl: '{folder}' {other}", file=sys.stderr, flush=True)
     if line := plugins.run_here(job.config.code):
         print(f"hpcfl: '{folder}': {line}", file=sys.stderr, flush=True)
@@ -451,14 +444,10 @@ def _open(
         store.write_status(folder, "running", ranks=[f"process {number} on {host}" for host, number in processes])
 
 
-def _attributes(
-    request: RunRequest, hosts: list[str], devices: list[str], counts: list[int], job: Job
-) -> dict[str, str]:
+def _attributes(request: RunRequest, where: Mapping[str, Any], job: Job) -> dict[str, str]:
     """What a new run records of itself, beside what it knows of its clients."""
     facts = {
-        "hosts": hosts,
-        "devices": devices,
-        "threads": counts,
+        **where,
         "code": job.config.code or None,
         "computing": {"how": job.task.computing, "why": job.task.why},
         "samples": about_samples(job.task.federation),

@@ -28,7 +28,6 @@ compute; nothing overlaps here. The tree's inner ranks are taken to answer at on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -202,12 +201,13 @@ def one_way(costs: Costs, layout: Layout, nbytes: float, messages: int, up: bool
     latency, rank, host, server = 0.0, 0.0, 0.0, 0.0
     for lanes, link in ((layout.within, costs.within), (layout.between, costs.between)):
         if lanes:
-            link = _known(link)
+            assert link is not None  # a layout reaches what was measured
             latency = max(latency, link.latency)
             rank = max(rank, k * nbytes / _rate(link.alone if layout.ranks == 1 else link.tree, up))
             server += lanes * k * nbytes / _rate(link.server, up)
     if layout.between:
-        host = layout.per_host * nbytes / _rate(_known(costs.between).host, up)
+        assert costs.between is not None
+        host = layout.per_host * nbytes / _rate(costs.between.host, up)
     return k * latency + layout.lanes * k * messages * overhead + max(rank, host, server)
 
 
@@ -292,16 +292,5 @@ def two_levels(costs: Costs, ranks: int, per_host: int, load: Load, fan_out: int
     return Prediction("two levels", down, up, sums, looks)
 
 
-def _known(link: Link | None) -> Link:
-    if link is None:
-        raise ValueError("a layout reaches a place that was not measured")
-    return link
-
-
 def _rate(rates: Rates, up: bool) -> float:
     return rates.up if up else rates.down
-
-
-def fastest(predictions: Sequence[Prediction]) -> Prediction:
-    """Return what takes least time."""
-    return min(predictions, key=lambda each: each.total)

@@ -19,7 +19,7 @@ from hpcfl.data.formats.hdf5_file import dataset, opened
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.plan import Attempt
 from hpcfl.schedule.speeds.base import Speed
-from hpcfl.schedule.speeds.uniform_depth import check_end, reaching, seconds_at
+from hpcfl.schedule.speeds.drawn import check_end, reaching, seconds_at
 
 KINDS = ("client", "seconds"), ("round", "client", "seconds"), ("round", "client", "depth")
 HDF5 = (".h5", ".hdf5")
@@ -164,15 +164,12 @@ def _read_csv(path: Path) -> Columns:
                 where, count = (empty, 0) if empty else (line, len(row))
                 raise UsageError(f"speed.file: {path}: line {where} has {count} values, expected {len(names)}")
             for name, column, cell in zip(names, columns, row):
-                column.append(_number(path, line, cell, name))
+                try:
+                    column.append(float(cell))
+                except ValueError:
+                    what = f"{name} is {cell[:40]!r}, expected a number"
+                    raise UsageError(f"speed.file: {path}: line {line}: {what}") from None
     return {name: np.frombuffer(column) for name, column in zip(names, columns)}
-
-
-def _number(path: Path, line: int, cell: str, name: str) -> float:
-    try:
-        return float(cell)
-    except ValueError:
-        raise UsageError(f"speed.file: {path}: line {line}: {name} is {cell[:40]!r}, expected a number") from None
 
 
 def _read_hdf5(path: Path) -> Columns:
