@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import reduce
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -25,9 +25,6 @@ from hpcfl.base.console import print_table, terminal_width
 from hpcfl.base.errors import ErrorOnOtherRank, RunError, Stopped, UsageError, UserError
 from hpcfl.commands.contributed import contributed
 from hpcfl.engine import stopping
-
-if TYPE_CHECKING:
-    from hpcfl.launch.request import RunRequest
 
 PATH = click.Path(path_type=Path)
 FOLDERS = click.argument("folders", nargs=-1, required=True, type=PATH)
@@ -92,12 +89,9 @@ def cli(debug: bool) -> None:
 @DATA_DIR
 @_flag("--resume", "Go on if the folder already holds a run of this config.")
 @STARTS
-def run(allow_mixed: bool, **options: Any) -> None:
+def run(**options: Any) -> None:
     """Run CONFIG, a TOML file or a preset's name; the same alone, under mpirun and under srun."""
-    stopping.install()
-    from hpcfl.launch.request import run_request
-
-    _launch(lambda: run_request(**options), allow_mixed)
+    _launch("run_request", **options)
 
 
 @cli.command()
@@ -107,22 +101,22 @@ def run(allow_mixed: bool, **options: Any) -> None:
 )
 @DATA_DIR
 @STARTS
-def resume(allow_mixed: bool, **options: Any) -> None:
+def resume(**options: Any) -> None:
     """Go on with a run after its newest checkpoint that can be read whole, on any number of ranks."""
+    _launch("resume_request", **options)
+
+
+def _launch(decided: str, allow_mixed: bool, **options: Any) -> None:
+    """Carry out what a function of `hpcfl.launch.request` decides by these options."""
     stopping.install()
-    from hpcfl.launch.request import resume_request
-
-    _launch(lambda: resume_request(**options), allow_mixed)
-
-
-def _launch(decide: Callable[[], RunRequest | None], allow_mixed: bool) -> None:
+    from hpcfl.launch import request
     from hpcfl.launch.run import launch
     from hpcfl.mpi.launcher import world
 
     comm = world()
     with suppress(ValueError, OSError):  # there may be no file behind stderr
         faulthandler.enable()  # a crash leaves Python's lines; MPI has set its own handlers before
-    launch(decide, comm, allow_mixed=allow_mixed)
+    launch(lambda: getattr(request, decided)(**options), comm, allow_mixed=allow_mixed)
 
 
 @cli.command()
@@ -145,9 +139,8 @@ def sweep(jobs: int, launcher: str, listing: bool, only: int | None, **options: 
     from hpcfl.base.plugins import told
     from hpcfl.commands import sweep as sweeps
 
-    _check_alone(
-        "sweep", "which belongs before each of its runs: expected hpcfl sweep ... --launcher 'mpirun -n 4'"
-    )  # or each rank would start every run
+    instead = "which belongs before each of its runs: expected hpcfl sweep ... --launcher 'mpirun -n 4'"
+    _check_alone("sweep", instead)  # or each rank would start every run
     before = sweeps.launcher_words(launcher)
     runs = sweeps.picked(sweeps.runs(**options), only)
     with told(_say):
@@ -201,18 +194,16 @@ def doctor(json_to: str | None, launcher: bool, network: bool) -> None:
         _check_alone("doctor --launcher", "but says what to start one with: expected it without mpirun")
         words = starter()
         _echo(_told(json_to, words, [shlex.join(words)]))
-        return
-    if network:
+    elif network:
         measured = contributed("network")(world(), Path(json_to or "-"))
         if measured is not None:
             print_table(measured[0])
             _echo(_told(json_to, measured[1], []))
-        return
-    from hpcfl.commands import doctor as doctors
+    else:
+        from hpcfl.commands import doctor as doctors
 
-    facts = doctors.examine(world())
-    if facts is not None:
-        _echo(_told(json_to, doctors.as_object(facts), doctors.report(facts)))
+        if (facts := doctors.examine(world())) is not None:
+            _echo(_told(json_to, doctors.as_object(facts), doctors.report(facts)))
 
 
 def _told(json_to: str | None, found: object, lines: list[str]) -> list[str]:

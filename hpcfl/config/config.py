@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import Field, SerializeAsAny, field_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny
 
 from hpcfl.algorithms import Algorithm, algorithm_class, algorithms
 from hpcfl.algorithms.buffered import with_buffers
@@ -55,6 +55,16 @@ from hpcfl.sums.guard import Guard
 Count = Annotated[int, Field(ge=1)]
 
 
+def _no_zero(value: Any) -> Any:
+    """Refuse 0, which Python takes for False."""
+    if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+        raise ValueError("expected a number of at least 1, or a word")
+    return value
+
+
+NoZero = BeforeValidator(_no_zero)
+
+
 class Config(ConfigBase):
     """Everything that a run depends on. The same config gives the same result, to the bit."""
 
@@ -68,7 +78,7 @@ class Config(ConfigBase):
     """``simulated``: seconds are drawn, and nothing sleeps. ``wall``: they are real, and rounds close by them."""
     precision: Literal["single", "double"] = "single"
     """Type of parameters, samples and messages: float32, or float64 where the last digits of a minimum count."""
-    batch_clients: Literal["auto", False] | Count = "auto"
+    batch_clients: Annotated[Literal["auto", False] | Count, NoZero] = "auto"
     """Clients per chunk: their computations are batched together. The chunk size decides about the last bits of a
     result, so it follows from the config alone and never from the number of ranks. ``auto``: by the sizes of model and
     federation; in a replay that of the recorded run. Several such chunks of a rank are computed at once where that
@@ -77,7 +87,7 @@ class Config(ConfigBase):
     ``auto`` is one by one, as with ``false``, unless rounds wait for all visits, as fast as they go, and each counts as
     a whole; with more ranks than chunks these are smaller. A number is refused where layers leave one by one, or where
     the server looks at single messages."""
-    threads: Literal["auto"] | Count = "auto"
+    threads: Annotated[Literal["auto"] | Count, NoZero] = "auto"
     """Threads per rank within one operation; like the chunk size part of what decides about the last bits. ``auto``: 1
     in simulated time; in wall time OMP_NUM_THREADS, or this rank's share of the cores of its host, hyper-threads of one
     counted once, at most of what its control groups allow."""
@@ -90,13 +100,13 @@ class Config(ConfigBase):
     deterministic: Literal["auto"] | bool = "auto"
     """On a GPU: only algorithms that give the same bits each time, and no TF32, so that a run has one result on any
     number of ranks on one kind of GPU. ``auto``: in simulated time."""
-    lane_width: Literal["auto", "node", "all", "two-level"] | Count = "auto"
+    lane_width: Annotated[Literal["auto", "node", "all", "two-level"] | Count, NoZero] = "auto"
     """Wall clock: client ranks that share a lane. A lane can be held up by its own ranks only; 1 is safest, and wider
     lanes save bytes. ``node``: the ranks of one host. ``all``: all ranks. ``auto``: 1 up to 64 ranks, then ``node``.
     ``two-level``: one rank of each host leads it, over lanes of one rank; it passes the state on and sends the server
     sums of what has come in time, so that a rank can hold up nobody and the server hears of hosts only; where arrivals
     end rounds, which count one by one, it passes its neighbours' messages on."""
-    leaders: Literal["node"] | Count = "node"
+    leaders: Annotated[Literal["node"] | Count, NoZero] = "node"
     """With lane_width = 'two-level': ranks that lead others. ``node``: one on each host. A number: so many in all, of
     which each leads as many neighbours as the others."""
     fan_out: int = Field(FAN_OUT, ge=2)
@@ -137,14 +147,6 @@ class Config(ConfigBase):
     """Where samples come from, and how clients share them."""
     model: SerializeAsAny[Model]
     """The model that is trained: a chain of layers, or ``package.module:factory``, any ``torch.nn.Module``."""
-
-    @field_validator("batch_clients", "threads", "lane_width", "leaders", mode="before")
-    @classmethod
-    def _no_zero(cls, value: Any) -> Any:
-        """Refuse 0, which Python takes for False."""
-        if isinstance(value, int) and not isinstance(value, bool) and value < 1:
-            raise ValueError("expected a number of at least 1, or a word")
-        return value
 
     @property
     def rules(self) -> Participation:

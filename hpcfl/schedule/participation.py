@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from itertools import pairwise
 from math import inf, isfinite
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field
 
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.errors import UsageError, check_within, no_meaning, refusal, toml
@@ -29,10 +29,34 @@ ARRIVALS = (
 Deadline = float | Literal["adaptive"] | tuple[tuple[int, float], ...]
 
 
+def _counted(value: Any) -> Any:
+    several = isinstance(value, (list, tuple))
+    if all(isinstance(each, int) and not isinstance(each, bool) for each in (value if several else [value])):
+        return tuple(value) if several else value
+    raise ValueError("expected a number of clients or a list of ids")
+
+
+def _shaped(value: Any) -> Any:
+    if value is None or _is_number(value) or value == "adaptive":
+        return value
+    if isinstance(value, (list, tuple)) and all(_is_step(step) for step in value):
+        return tuple(tuple(step) for step in value)
+    raise ValueError("expected seconds, 'adaptive' or [[round, seconds], ...]")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_step(step: Any) -> bool:
+    pair = isinstance(step, (list, tuple)) and len(step) == 2 and all(map(_is_number, step))
+    return pair and isinstance(step[0], int) and isfinite(step[1])
+
+
 class Participation(ConfigBase):
     """Who is invited to a round, and when it closes: two independent choices."""
 
-    hold_out: int | tuple[int, ...] = 0
+    hold_out: Annotated[int | tuple[int, ...], BeforeValidator(_counted)] = 0
     """Clients that are kept out of the run, to be its newcomers (`hpcfl adapt`): the last so many, or those whose ids
     are listed. They are never invited, and their accuracy during the run is not known; all that counts clients counts
     the others."""
@@ -52,7 +76,7 @@ class Participation(ConfigBase):
     most as many as are invited."""
     grace: float | None = Field(None, ge=0)
     """Seconds for which a round that has its quorum waits for more (``close = "quorum"`` only); by default 0."""
-    deadline: Deadline | None = None
+    deadline: Annotated[Deadline | None, BeforeValidator(_shaped)] = None
     """Seconds above 0 after which a round closes, fewer or more of them from some rounds on (``[[0, 1.0], [100,
     0.5]]``), or what past visits suggest (``adaptive``). With ``close = "deadline"`` it is 1.0 by default; beside
     ``first``, ``quorum`` and the `buffer` of ``arrivals`` it is an upper bound, by default none."""
@@ -111,23 +135,6 @@ class Participation(ConfigBase):
         **dict.fromkeys(ARRIVALS, ("close", "arrivals")),
     }
     """Keys that an overlay with another word for that choice does not inherit."""
-
-    @field_validator("hold_out", mode="before")
-    @classmethod
-    def _counted(cls, value: Any) -> Any:
-        several = isinstance(value, (list, tuple))
-        if all(isinstance(each, int) and not isinstance(each, bool) for each in (value if several else [value])):
-            return tuple(value) if several else value
-        raise ValueError("expected a number of clients or a list of ids")
-
-    @field_validator("deadline", mode="before")
-    @classmethod
-    def _shaped(cls, value: Any) -> Any:
-        if value is None or _is_number(value) or value == "adaptive":
-            return value
-        if isinstance(value, (list, tuple)) and all(_is_step(step) for step in value):
-            return tuple(tuple(step) for step in value)
-        raise ValueError("expected seconds, 'adaptive' or [[round, seconds], ...]")
 
     def check(self, clients: int) -> None:
         """Raise UsageError where a number does not fit the number of clients."""
@@ -338,15 +345,6 @@ class Participation(ConfigBase):
             return members
         rng = keyed(seed, "cohort", round, step=attempt)
         return np.sort(rng.choice(members, self.invited(clients), replace=False))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _is_step(step: Any) -> bool:
-    pair = isinstance(step, (list, tuple)) and len(step) == 2 and all(map(_is_number, step))
-    return pair and isinstance(step[0], int) and isfinite(step[1])
 
 
 class Staleness(ConfigBase):

@@ -408,10 +408,10 @@ class _Server:
 
         `measured` is told how many are left, itself included.
         """
-        found = [measured(some[0], len(some))]
-        for left, each in zip(range(len(some) - 1, 0, -1), some[1:]):
-            if time.monotonic() < self.until:
-                found.append(measured(each, left))
+        found = list[R]()
+        for place, each in enumerate(some):
+            if not found or time.monotonic() < self.until:
+                found.append(measured(each, len(some) - place))
         return found
 
     def _rate(self, op: Op, ranks: Sequence[int], parts: int, lane: int = 0) -> float:

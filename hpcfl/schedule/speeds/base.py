@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field
 
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.rng import keyed
@@ -23,6 +23,15 @@ DRAWS = 1000
 NO_ATTEMPT = 2**31 - 1
 CLOSE = 1e-12
 """What a visit's share of its steps may lack, so that rounding costs none: seconds and shares follow from quotients."""
+
+
+def _above_0(value: Any) -> Any:
+    if not isinstance(value, (list, tuple)):
+        return value
+    if not all(isinstance(each, (int, float)) and each > 0 for each in value):
+        raise ValueError("expected numbers above 0, one for each layer")
+    return tuple(value)
+
 
 Costs = Literal["equal", "parameters"] | tuple[Annotated[float, Field(gt=0)], ...]
 
@@ -39,7 +48,7 @@ class Speed(ConfigBase):
     """
 
     model: str
-    costs: Costs = "equal"
+    costs: Annotated[Costs, BeforeValidator(_above_0)] = "equal"
     """What a layer's fraction of a visit's work is counted by, which the SALF paper leaves open. ``equal``: all layers
     count alike. ``parameters``: by their parameters. A list: numbers above 0, one per layer from the first to the last,
     such as seconds of its backward pass, which ``analysis/salf_deadlines.py --measure`` prints."""
@@ -51,15 +60,6 @@ class Speed(ConfigBase):
     a use."""
     replays: ClassVar[bool] = False
     slows: ClassVar[bool] = True
-
-    @field_validator("costs", mode="before")
-    @classmethod
-    def _above_0(cls, value: Any) -> Any:
-        if not isinstance(value, (list, tuple)):
-            return value
-        if not all(isinstance(each, (int, float)) and each > 0 for each in value):
-            raise ValueError("expected numbers above 0, one for each layer")
-        return tuple(value)
 
     @property
     def chunk(self) -> int | None:

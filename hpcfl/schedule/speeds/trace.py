@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import SerializeAsAny, field_validator
+from pydantic import AfterValidator, SerializeAsAny
 
 from hpcfl import store
 from hpcfl.base.config import ConfigBase, recorded
@@ -116,14 +116,9 @@ class Trace(Speed):
     """
 
     model: Literal["trace"] = "trace"
-    run: str
+    run: Annotated[str, AfterValidator(lambda run: str(Path(run).absolute()))]  # a resumption may start elsewhere
     """The run folder that is replayed. One that goes on counts with the rounds that it has recorded so far."""
     replays: ClassVar[bool] = True
-
-    @field_validator("run")
-    @classmethod
-    def _absolute(cls, run: str) -> str:
-        return str(Path(run).absolute())  # a resumption may start elsewhere
 
     @cached_property
     def tape(self) -> Tape:
