@@ -275,11 +275,10 @@ def _file(request: AdaptRequest, out: Path) -> Iterator[h5py.File]:
 
 
 def headline(outcome: Mapping[str, Any]) -> str:
-    return (
-        f"{outcome['run']}: {outcome['algorithm']} after {outcome['round']} rounds, "
-        f"state {outcome['state_sha256'][:12]}; {', '.join(outcome['layers'])} learned for {outcome['epochs']} epochs"
-        + (f" on {outcome['data']} ({outcome['data_sha256'][:12]})" if "data" in outcome else "")
-    )
+    run = f"{outcome['run']}: {outcome['algorithm']} after {outcome['round']} rounds"
+    learned = f"{', '.join(outcome['layers'])} learned for {outcome['epochs']} epochs"
+    data = f" on {outcome['data']} ({outcome['data_sha256'][:12]})" if "data" in outcome else ""
+    return f"{run}, state {outcome['state_sha256'][:12]}; {learned}{data}"
 
 
 def table(outcome: Mapping[str, Any]) -> Any:

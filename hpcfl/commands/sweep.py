@@ -91,15 +91,14 @@ def runs(
     grid: Sequence[str] = (),
     seeds: str | None = None,
     data_dir: Path | None = None,
-    force: bool = False,
-    trust: bool = False,
-    allow_mixed: bool = False,
     overlays: Sequence[Sequence[str]] = (),
+    **flags: bool,
 ) -> list[Run]:
     """List the runs of a sweep, in an order that follows from the arguments alone; the last key changes fastest.
 
     `settings` are ``key=value`` for all runs, `grid` ``key=v1,v2,…`` for as many as there are values, and `seeds`
     ``1,2,5-7`` is another axis of the grid. Each list among `overlays` is an axis too: a run has one overlay of each.
+    `flags` are `force`, `trust` and `allow_mixed`, as ``hpcfl run`` has them.
 
     Raises
     ------
@@ -107,9 +106,11 @@ def runs(
         If a list cannot be read, a key is set twice, or two runs would share a folder.
     """
     given, product = axes(settings, grid, seeds), itertools.product
-    flags = {"--force": force, "--trust": trust, "--allow-mixed": allow_mixed}
     place = ("--data-dir", str(data_dir)) if data_dir else ()
-    options = (*place, *(flag for flag, wanted in flags.items() if wanted))
+    options = (
+        *place,
+        *(f"--{name.replace('_', '-')}" for name in ("force", "trust", "allow_mixed") if flags.get(name)),
+    )
     by_name: dict[str, Run] = {}
     for config, each, values in product(configs, product(*overlays), product(*given.values())):
         varied = tuple(f"{key}={value}" for key, value in zip(given, values))

@@ -48,8 +48,9 @@ from hpcfl.schedule import planner
 from hpcfl.schedule.cadence import Checkpoints, Evaluate
 from hpcfl.schedule.doubling import Doubling
 from hpcfl.schedule.oracle import Oracle
-from hpcfl.schedule.participation import Participation, Staleness
+from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.speeds import Speed
+from hpcfl.schedule.staleness import Staleness
 from hpcfl.sums.guard import Guard
 
 Count = Annotated[int, Field(ge=1)]

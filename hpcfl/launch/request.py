@@ -135,11 +135,8 @@ def resume_request(
             kept = "its last finite checkpoint is kept; expected another run, such as one with a smaller step size"
             raise UsageError(f"'{folder}' has diverged: {status.reason}; {kept}")
         data = store.data_folder(attributes, data_dir)
-        config, newest, text = (
-            configs.of_run(attributes, folder, force, trust),
-            store.latest(folder),
-            attributes["config"],
-        )
+        config = configs.of_run(attributes, folder, force, trust)
+        newest, text = store.latest(folder), attributes["config"]
         if rounds not in (None, config.rounds):
             config = extended(folder, config, rounds, newest, json.loads(attributes.get("history", "[]")))
             text = config.text()

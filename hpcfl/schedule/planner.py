@@ -27,9 +27,10 @@ from hpcfl.base.errors import RunError, UsageError, listed, no_meaning, refusal
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats, Ints
 from hpcfl.schedule.doubling import Doubling, Stage, Theory, entered, stages, wanted
-from hpcfl.schedule.participation import Participation, Staleness
+from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.plan import Arrivals, Attempt, Plan
 from hpcfl.schedule.speeds.base import CLOSE, Speed
+from hpcfl.schedule.staleness import Staleness
 
 MOST_ATTEMPTS = 1000
 """After so many void attempts at one round it is given up."""
@@ -105,10 +106,9 @@ class Planner:
         rules = self.participation
         if not rules.by_steps or rules.close == "all" or rules.bound is not None or self.clock != "wall":
             return {}
-        why = "nobody knows beforehand, so nothing counts of visits that are not complete by then"
-        return {
-            "steps": f"participation.partial = 'steps': close = '{rules.close}' ends rounds in real time when {why}"
-        }
+        why = f"close = '{rules.close}' ends rounds in real time when nobody knows beforehand"
+        then = "so nothing counts of visits that are not complete by then"
+        return {"steps": f"participation.partial = 'steps': {why}, {then}"}
 
     def plans(
         self, first: int = 0, stage: Callable[[], int] = lambda: 0, flights: Flights | None = None

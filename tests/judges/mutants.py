@@ -57,7 +57,7 @@ METHODS = (
     "hpcfl.algorithms.fedlrgd.low_rank",
     "hpcfl.algorithms.fedasync",
     "hpcfl.algorithms.ringmaster",
-    "hpcfl.schedule.participation",
+    "hpcfl.schedule.staleness",
 )
 """The modules of the methods that are judged."""
 CANCELS = "a factor of all lengths goes out of the direction again by the effective number of steps"

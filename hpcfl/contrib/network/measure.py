@@ -518,13 +518,12 @@ def table(network: Network) -> Any:
     for place, rates in network.trees.items():
         found.add_row(f"{PLACES[place]}, GB/s broadcast · sum, each rank", _shown(rates), *empty)
     clients = network.ranks - 1
+    looks = " · ".join(f"{look_seconds(costs, count) * 1e6:.3g}" for count in (clients, 1000))
     server = {
         "the server, per message sent · received, µs": f"{costs.sent * 1e6:.3g} · {costs.received * 1e6:.3g}",
         "the server, per lane beside messages, µs": f"{costs.lane * 1e6:.3g}",
         "until the last rank that sleeps looks, µs": f"{costs.wake * 1e6:.3g}",
-        f"a look at {clients} requests · at 1000, µs": " · ".join(
-            f"{look_seconds(costs, count) * 1e6:.3g}" for count in (clients, 1000)
-        ),
+        f"a look at {clients} requests · at 1000, µs": looks,
         "sums of frames, GB/s": f"{costs.sums / 1e9:.3g}",
         "measured in · load per core": f"{network.seconds:.1f} s · {network.load:.1f}",
     }

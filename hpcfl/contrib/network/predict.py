@@ -134,10 +134,8 @@ def _refused(job: Job, layout: Layout, mpi: str) -> str:
     if fits(mpi, layout):
         return ""
     most = int(limit(mpi) * layout.lanes // layout.communicators)
-    return (
-        f"not with {mpi}: {layout.lanes} lanes take {layout.communicators} communicators of the server, which can make "
-        f"{limit(mpi):g}, for {most} lanes"
-    )
+    takes = f"{layout.lanes} lanes take {layout.communicators} communicators of the server"
+    return f"not with {mpi}: {takes}, which can make {limit(mpi):g}, for {most} lanes"
 
 
 def _choice(job: Job, predicted: Sequence[tuple[Layout, Prediction]]) -> Iterator[tuple[str, str]]:
@@ -149,11 +147,9 @@ def _choice(job: Job, predicted: Sequence[tuple[Layout, Prediction]]) -> Iterato
     early = rules.enough is not None or rules.bound is not None
     near = [pair for pair in predicted if early or pair[1].total <= NEAR * fastest]
     layout, best = min(near, key=lambda pair: (pair[0].ranks, pair[1].total))
-    why = (
-        "rounds close before the last visit, and ranks that share a lane wait for each other"
-        if early
-        else "the narrowest lanes that take at most a tenth longer than the fastest"
-    )
+    why = "the narrowest lanes that take at most a tenth longer than the fastest"
+    if early:
+        why = "rounds close before the last visit, and ranks that share a lane wait for each other"
     yield "choose", f"lane_width = {layout.width if isinstance(layout.width, int) else repr(layout.width)}: {why}"
     if isinstance(rules.bound, float) and best.total > rules.bound:
         yield "warning", f"deadline: messages alone take {best.total:.3g} s of the {rules.bound:g} s of a round"
