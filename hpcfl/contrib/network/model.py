@@ -201,13 +201,12 @@ def one_way(costs: Costs, layout: Layout, nbytes: float, messages: int, up: bool
     latency, rank, host, server = 0.0, 0.0, 0.0, 0.0
     for lanes, link in ((layout.within, costs.within), (layout.between, costs.between)):
         if lanes:
-            assert link is not None  # a layout reaches what was measured
+            link = _known(link)
             latency = max(latency, link.latency)
             rank = max(rank, k * nbytes / _rate(link.alone if layout.ranks == 1 else link.tree, up))
             server += lanes * k * nbytes / _rate(link.server, up)
     if layout.between:
-        assert costs.between is not None
-        host = layout.per_host * nbytes / _rate(costs.between.host, up)
+        host = layout.per_host * nbytes / _rate(_known(costs.between).host, up)
     return k * latency + layout.lanes * k * messages * overhead + max(rank, host, server)
 
 
@@ -290,6 +289,12 @@ def two_levels(costs: Costs, ranks: int, per_host: int, load: Load, fan_out: int
     requests = max(inside.lanes, children) * load.up
     looks = LOOKS * (1 + load.turns + 2 * depth) * look_seconds(costs, requests)
     return Prediction("two levels", down, up, sums, looks)
+
+
+def _known(link: Link | None) -> Link:
+    if link is None:
+        raise ValueError("a layout reaches a place that was not measured")
+    return link
 
 
 def _rate(rates: Rates, up: bool) -> float:
