@@ -47,8 +47,8 @@ from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.loop import step
 from hpcfl.engine.record import Record
 from hpcfl.engine.simulated import Simulated
-from hpcfl.launch import device as launched
-from hpcfl.launch.device import fixed_arithmetic
+from hpcfl.launch import host as launched
+from hpcfl.launch.host import fixed_arithmetic
 from hpcfl.learning.fused import formed
 from hpcfl.learning.optim import Adam, Sgd
 from hpcfl.mpi.cores import cores

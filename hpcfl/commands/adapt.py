@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import h5py
 import numpy as np
@@ -21,22 +21,19 @@ from hpcfl import store
 from hpcfl.algorithms import algorithm_class, algorithms
 from hpcfl.base.errors import UsageError, refusal
 from hpcfl.base.lazy import torch
-from hpcfl.base.types import Floats, Ints
+from hpcfl.base.types import Floats, Ints, State
 from hpcfl.commands.show import digest
+from hpcfl.config import Config
+from hpcfl.data import Header
 from hpcfl.engine.uneven import evenly
 from hpcfl.launch.request import check_writable
 from hpcfl.learning.batches import Visits
 from hpcfl.learning.evaluate import client_scores
+from hpcfl.learning.task import Task
 from hpcfl.mpi.placement import chunk_size, cut_by_kind
 from hpcfl.results.newcomers_file import NewcomersFile
 from hpcfl.results.trained import loaded, newest, recorded_chunk, threads, with_shared
 from hpcfl.store.atomic import created, replace
-
-if TYPE_CHECKING:
-    from hpcfl.base.types import State
-    from hpcfl.config import Config
-    from hpcfl.data import Header
-    from hpcfl.learning.task import Task
 
 SCORES = ("accuracy_before", "accuracy_after", "loss_before", "loss_after")
 COLUMNS = ("client", "train_samples", "test_samples", *SCORES)
@@ -115,13 +112,10 @@ def adapt_request(
     config = configs.of_run(attributes, folder, trust=trust)
     if not config.algorithm.adapt_epochs:
         able = [name for name in algorithms() if algorithm_class(name).model_construct(name=name).adapt_epochs]
-        raise UsageError(
-            f"algorithm.name = '{config.algorithm.name}' has no layers that a client could adapt; "
-            f"expected a run of {', '.join(able)}"
-        )
+        name = f"algorithm.name = '{config.algorithm.name}'"
+        raise UsageError(f"{name} has no layers that a client could adapt; expected a run of {', '.join(able)}")
     last = newest(folder)
     saved = store.load(last, personal=False)
-    clients = np.zeros(0, dtype=np.int64)
     if newcomers is None:
         clients = absent(folder, config, saved.round) if chosen is None else picked(chosen, config.clients)
     if out is not None:
@@ -146,9 +140,8 @@ def numbers(text: str) -> tuple[int, ...]:
     except ValueError:
         found = ()
     if list(found) != sorted({*found}) or not found or found[0] < 0 or found[-1] < 1:
-        raise UsageError(
-            f"--epochs {text}: expected a number of at least 1, or ascending ones with commas between them"
-        )
+        expected = "a number of at least 1, or ascending ones with commas between them"
+        raise UsageError(f"--epochs {text}: expected {expected}")
     return found[1:] if found[0] == 0 else found
 
 
@@ -161,9 +154,8 @@ def picked(text: str, clients: int) -> Ints:
         try:
             client = int(word)
         except ValueError:
-            raise UsageError(
-                f"--client {text}: expected ids with commas between them, or 'all'; got '{word}'"
-            ) from None
+            expected = "ids with commas between them, or 'all'"
+            raise UsageError(f"--client {text}: expected {expected}; got '{word}'") from None
         if not 0 <= client < clients:
             near = min(max(client, 0), clients - 1)
             raise refusal(f"--client {text}", f"ids 0 … {clients - 1}", client, near)
@@ -176,7 +168,7 @@ def absent(folder: Path, config: Config, rounds: int) -> Ints:
 
     UsageError if there are none.
     """
-    held = config.speed.rules(config.participation).held_out(config.clients)
+    held = config.rules.held_out(config.clients)
     if len(held):
         return held
     data = store.open_run(folder)
@@ -215,26 +207,25 @@ def adapted(request: AdaptRequest) -> dict[str, Any]:
         raise UsageError(f"algorithm: '{config.algorithm.name}' shares all layers here: none is left to adapt")
     size = request.chunk or chunk_size(config.batch_clients, config.clients, task.nbytes)
     rows: dict[int, dict[str, Any]] = {}
-    with _file(request) as file:
+    with _file(request, request.out) if request.out else contextlib.nullcontext() as file:
         for part in cut_by_kind(size, clients, task.federation.shapes):
             added, params = _adapt_chunk(request, task, shared, part)
             rows |= dict(zip(part.tolist(), added))
             if file is not None:
-                _write(file, added, {name: value.cpu().numpy() for name, value in params.items() if name in names})
+                tensors = {name: value.cpu().numpy() for name, value in params.items() if name in names}
+                for place, row in enumerate(added):
+                    known = {name: value for name, value in row.items() if value is not None and name != "curve"}
+                    group = file.create_group(f"clients/{row['client']}")
+                    group.attrs.update(known)
+                    for name, values in tensors.items():
+                        group[name] = values[place]
     layers = [name for name in dict.fromkeys([*task.initial(), *sorted(names)]) if name in names]
-    return {**request.facts, "layers": layers, **_figures([rows[client] for client in clients.tolist()])}
-
-
-def _figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The clients' figures, and their means."""
-    figures: dict[str, Any] = {"clients": rows, "mean": {name: _mean([row[name] for row in rows]) for name in SCORES}}
-    if "curve" in rows[0]:
-        points = zip(*(row["curve"] for row in rows))
-        figures["curve"] = [
-            {"epochs": each[0]["epochs"], **{name: _mean([one[name] for one in each]) for name in CURVE}}
-            for each in points
-        ]
-    return figures
+    found = [rows[client] for client in clients.tolist()]
+    figures: dict[str, Any] = {"clients": found, "mean": _means(found, SCORES)}
+    if len(request.epochs) > 1:
+        points = zip(*(row["curve"] for row in found))
+        figures["curve"] = [{"epochs": each[0]["epochs"], **_means(each, CURVE)} for each in points]
+    return {**request.facts, "layers": layers, **figures}
 
 
 def _adapt_chunk(request: AdaptRequest, task: Task, shared: State, clients: Ints) -> tuple[list[dict[str, Any]], State]:
@@ -265,59 +256,42 @@ def _per_sample(sums: Floats, sizes: Ints) -> list[float | None]:
     return [None if np.isnan(mean) else float(mean) for mean in means]
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
+def _means(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, float | None]:
+    known = {name: [row[name] for row in rows if row[name] is not None] for name in names}
+    return {name: float(np.mean(values)) if values else None for name, values in known.items()}
 
 
 @contextlib.contextmanager
-def _file(request: AdaptRequest) -> Iterator[h5py.File | None]:
-    """Yield the file to write to, which is there once it is whole; None where none is asked for."""
-    if request.out is None:
-        yield None
-        return
+def _file(request: AdaptRequest, out: Path) -> Iterator[h5py.File]:
+    """Yield the file to write to, which is there once it is whole."""
     try:
-        request.out.parent.mkdir(parents=True, exist_ok=True)
-        with replace(request.out) as new, created(new) as file:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with replace(out) as new, created(new) as file:
             file.attrs.update(request.facts)
             yield file
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else error  # h5py's own text names the temporary file
-        raise UsageError(f"--out {request.out} cannot be written: {reason}") from None
-
-
-def _write(file: h5py.File, rows: Sequence[Mapping[str, Any]], tensors: Mapping[str, Any]) -> None:
-    """Add a group per client: its tensors, and its figures as attributes."""
-    for place, row in enumerate(rows):
-        group = file.create_group(f"clients/{row['client']}")
-        group.attrs.update({name: value for name, value in row.items() if value is not None and name != "curve"})
-        for name, values in tensors.items():
-            group[name] = values[place]
+        raise UsageError(f"--out {out} cannot be written: {reason}") from None
 
 
 def headline(outcome: Mapping[str, Any]) -> str:
-    return (
-        f"{outcome['run']}: {outcome['algorithm']} after {outcome['round']} rounds, "
-        f"state {outcome['state_sha256'][:12]}; {', '.join(outcome['layers'])} learned for {outcome['epochs']} epochs"
-        + (f" on {outcome['data']} ({outcome['data_sha256'][:12]})" if "data" in outcome else "")
-    )
+    run = f"{outcome['run']}: {outcome['algorithm']} after {outcome['round']} rounds"
+    learned = f"{', '.join(outcome['layers'])} learned for {outcome['epochs']} epochs"
+    data = f" on {outcome['data']} ({outcome['data_sha256'][:12]})" if "data" in outcome else ""
+    return f"{run}, state {outcome['state_sha256'][:12]}; {learned}{data}"
 
 
 def table(outcome: Mapping[str, Any]) -> Any:
     """The clients and their means as a `rich` table: a column of accuracy for each number of epochs, or `SCORES`."""
-    curve, rows, mean = outcome.get("curve"), outcome["clients"], outcome["mean"]
-    columns = [name.replace("_", " ") for name in COLUMNS]
-    cells = [[row[name] for name in COLUMNS] for row in rows]
-    last = [mean[name] for name in SCORES]
-    if curve:
-        columns = [*columns[:3], *(f"accuracy {point['epochs']}" for point in curve)]
-        cells = [[*(row[name] for name in COLUMNS[:3]), *(at["accuracy"] for at in row["curve"])] for row in rows]
-        last = [point["accuracy"] for point in curve]
+    rows, points = outcome["clients"], outcome.get("curve", [])
+    names = COLUMNS[:3] if points else COLUMNS
+    columns = [*(name.replace("_", " ") for name in names), *(f"accuracy {point['epochs']}" for point in points)]
     shown = Table(*(Column(name, justify="right") for name in columns))
-    for values in cells:
-        shown.add_row(*map(_cell, values))
+    for row in rows:
+        shown.add_row(*map(_cell, [*(row[name] for name in names), *(at["accuracy"] for at in row.get("curve", []))]))
     shown.add_section()
-    shown.add_row("mean", "", "", *map(_cell, last))
+    means = [*(outcome["mean"][name] for name in names[3:]), *(point["accuracy"] for point in points)]
+    shown.add_row("mean", "", "", *map(_cell, means))
     return shown
 
 

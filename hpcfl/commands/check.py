@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import accumulate, chain
 from math import inf, isnan, prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -24,10 +24,8 @@ from hpcfl.engine.trial import tried
 from hpcfl.learning.config import METRICS
 from hpcfl.mpi.devices import described
 from hpcfl.mpi.placement import TWO_LEVEL, Tree, lane_topologies, tree
-
-if TYPE_CHECKING:
-    from hpcfl.schedule.plan import Plan
-    from hpcfl.sums.message import Block
+from hpcfl.schedule.plan import Plan
+from hpcfl.sums.message import Block
 
 Facts = Iterator[tuple[str, str]]
 """What a line is about, and what it says."""
@@ -57,15 +55,10 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int, li
     facts = chain(
         [("config", f"valid: {config.algorithm.name}, {config.rounds} rounds, {config.clients} clients")],
         [("data", f"{header.train} training and {header.test} test samples, at most {samples} per client")],
-        _learned(job),
-        _device(config),
-        _held_out(job),
+        _computed(job),
         _closing(job, ranks),
         _rounds(job, ranks),
-        _theory(job),
-        _stages(job),
-        _messages(job),
-        _costs(job, ranks),
+        _sent(job, ranks),
         [("chunks", f"{len(job.chunks)} of {size} clients; at most {held} clients per rank on {ranks} ranks")],
         _warnings(job),
         () if header.tokens else features(config, header.ranges, federation),
@@ -75,19 +68,18 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int, li
     yield from (f"{name:<14}{text}" for name, text in facts)
 
 
-def _learned(job: Job) -> Facts:
-    """The layers that were traced of a module from outside, what is minimised and measured where the config says it."""
+def _computed(job: Job) -> Facts:
+    """The layers that were traced of a module from outside, what is minimised and measured where the config says it.
+
+    And what would compute if the run began here, where that is not the CPU because the config says so.
+    """
+    config, task = job.config, job.config.task
     if (whole := job.task.whole) is not None:
         sizes = {name: value.numel() for name, value in whole.tensors.items()}
         layers = "; ".join(f"{', '.join(names)} ({sum(sizes[name] for name in names)})" for names in whole.groups)
         yield "model", f"{job.task.computing} ({job.task.why}); layers 1 … {len(whole.groups)}: {layers}"
-    task = job.config.task
     if task.loss != "auto" or task.metrics != METRICS:
         yield "task", f"loss: {task.loss}; metrics: {', '.join(task.metrics) or 'none'}"
-
-
-def _device(config: Config) -> Facts:
-    """What would compute if the run began here, where that is not the CPU because the config says so."""
     if config.device == config.server_device == "cpu":
         return
     if not torch.cuda.device_count():
@@ -95,25 +87,20 @@ def _device(config: Config) -> Facts:
         refused = f"; {asked[0]} = 'cuda' is refused here" if asked else ""
         yield "device", f"cpu: torch {torch.__version__} sees no GPU on this host{refused}"
         return
-    client, server = (
-        "the CPU" if each == "cpu" else described("cuda:0") for each in (config.device, config.server_device)
-    )
+    both = config.device, config.server_device
+    client, server = ("the CPU" if each == "cpu" else described("cuda:0") for each in both)
     bits = ", the same bits each time" if config.reproducible else ""
     yield "device", f"{client}{bits}; at most {config.ranks_per_device} per GPU; a server by itself: {server}"
 
 
-def _held_out(job: Job) -> Facts:
-    clients = job.config.clients
+def _closing(job: Job, ranks: int) -> Facts:
+    """Who takes no part, when rounds close, and what then becomes of visits that are not complete."""
+    clients, rules = job.config.clients, job.config.rules
     if held := sorted({*range(clients)} - {*job.planner.members.tolist()}):
         yield "held out", f"{len(held)} of {clients} clients take no part: {listed(held)}"
-
-
-def _closing(job: Job, ranks: int) -> Facts:
-    """When rounds close, and what then becomes of visits that are not complete."""
-    rules = job.config.speed.rules(job.config.participation)
     ends = []
     if rules.every_client and rules.buffer is not None:
-        times = rules.buffer / rules.at_work(job.config.clients)
+        times = rules.buffer / rules.at_work(clients)
         ends.append(f"when all have reported, {times:g} times in the harmonic mean")
     elif rules.buffer is not None:
         ends.append(f"with {rules.buffer} arrivals")
@@ -126,7 +113,7 @@ def _closing(job: Job, ranks: int) -> Facts:
     if rules.by_arrivals:
         at_work, most = _at_work(job, ranks), rules.max_staleness
         old = "" if most is None else f", of {most} versions before at most"
-        capped = ", one on each client rank" if at_work < rules.at_work(job.config.clients) else ""
+        capped = ", one on each client rank" if at_work < rules.at_work(clients) else ""
         yield "closes", f"{' or '.join(ends)}, {at_work} clients being at work{capped}{old}"
         return
     parts = "steps count" if rules.by_steps else "layers count"
@@ -155,10 +142,33 @@ def _rounds(job: Job, ranks: int) -> Facts:
     yield "time", f"{seconds:.3g} simulated seconds per round{attempts}"
 
 
-def _theory(job: Job) -> Facts:
-    name = job.config.algorithm.name  # of one class only: others are not loaded
-    if name in ("salf", "fedlrgd") and job.config.server.optimizer == "none":  # theory is of the method's own steps
+def _sent(job: Job, ranks: int) -> Facts:
+    """What theory has of a method's own steps, how participants double, what each visit sends, and what all costs."""
+    config, limits = job.config, job.planner.stage_limits
+    name = config.algorithm.name  # of one class only: others are not loaded
+    if name in ("salf", "fedlrgd") and config.server.optimizer == "none":
         yield from contributed(f"bounds of {name}")(job)
+    if limits:
+        visits = ", ".join(str(job.planner.visits(number)) for number in range(len(limits) + 1))
+        known = ", ".join(f"{rounds:g}" for rounds in limits) + " rounds"
+        ends = known if limits[0] < inf else f"as long as {config.doubling.when} says"
+        what = "visits" if config.doubling.by == "clients" else "visits' worth of samples"
+        yield "stages", f"{visits} {what}; all but the last take {ends}"
+    sizes = sorted({int(job.layers.sent(part, bytes=True).sum()) for part in job.parts.tolist()})
+    whole = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+    yield "message", f"{whole} bytes per whole visit; {_reduced(job.layout)} bytes per reduction and rank"
+    if job.iterated is not None:
+        summed = _reduced(job.iterated.layout)
+        yield "further sums", f"{summed} bytes each; {_kept(job)} bytes of each visit are held for them"
+    if config.oracle.phi is None:
+        return
+    count = job.task.parameter_count
+    share, phi = int(job.layers.numbers.sum()) / count, config.oracle.phi
+    recorded = "" if config.oracle.record else "; not recorded, oracle.record being false"
+    yield "oracle", f"p = {count}, φ = {phi:g}; {share:.4g} vectors of p numbers per whole visit{recorded}"
+    timed = config.clock == "simulated" or config.speed.known(config.clock)
+    if timed and (found := contributed("oracle complexity")(job, _planned(job, min(PREVIEW, config.rounds), ranks))):
+        yield "", found
 
 
 def _planned(job: Job, rounds: int, ranks: int) -> list[Plan]:
@@ -172,40 +182,6 @@ def _planned(job: Job, rounds: int, ranks: int) -> list[Plan]:
         planned.append(next(plans))
         stage = job.planner.next_stage(round_, stage, -1.0)
     return planned
-
-
-def _stages(job: Job) -> Facts:
-    config, limits = job.config, job.planner.stage_limits
-    if not limits:
-        return
-    sizes = [job.planner.visits(number) for number in range(len(limits) + 1)]
-    visits = ", ".join(str(size) for size in sizes)
-    known = ", ".join(f"{rounds:g}" for rounds in limits) + " rounds"
-    ends = known if limits[0] < inf else f"as long as {config.doubling.when} says"
-    what = "visits" if config.doubling.by == "clients" else "visits' worth of samples"
-    yield "stages", f"{visits} {what}; all but the last take {ends}"
-
-
-def _messages(job: Job) -> Facts:
-    sizes = sorted({int(job.layers.sent(part, bytes=True).sum()) for part in job.parts.tolist()})
-    whole = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-    yield "message", f"{whole} bytes per whole visit; {_reduced(job.layout)} bytes per reduction and rank"
-    if job.iterated is not None:
-        summed = _reduced(job.iterated.layout)
-        yield "further sums", f"{summed} bytes each; {_kept(job)} bytes of each visit are held for them"
-
-
-def _costs(job: Job, ranks: int) -> Facts:
-    config, count = job.config, job.task.parameter_count
-    if config.oracle.phi is None:
-        return
-    share = int(job.layers.numbers.sum()) / count
-    recorded = "" if config.oracle.record else "; not recorded, oracle.record being false"
-    vectors = f"p = {count}, φ = {config.oracle.phi:g}; {share:.4g} vectors of p numbers per whole visit"
-    yield "oracle", f"{vectors}{recorded}"
-    known = config.clock == "simulated" or config.speed.known(config.clock)
-    if known and (found := contributed("oracle complexity")(job, _planned(job, min(PREVIEW, config.rounds), ranks))):
-        yield "", found
 
 
 def _reduced(layout: Iterable[Mapping[str, Block]]) -> int:
@@ -229,7 +205,13 @@ def _warnings(job: Job) -> Facts:
 
 def features(config: Config, known: tuple[Range, ...], federation: Federation) -> Facts:
     """Warn of clients whose training features are too large; say of how many clients that is known, if not of all."""
-    ranges = known or tuple(_ranges(federation))
+    ranges = known
+    if not known:
+        samples = (federation.train_sizes + federation.test_sizes).tolist()  # a client's are read together
+        sizes = accumulate(4 * count * prod(shape) for count, shape in zip(samples, federation.shapes))
+        some = map(federation.client, range(sum(size <= LOOKED_AT for size in sizes)))
+        values = (client.train_features for client in some)
+        ranges = tuple((float(np.min(each, initial=0)), float(np.max(each, initial=0))) for each in values)
     farthest = [max(both, key=abs) for both in ranges]
     beyond = [client for client, value in enumerate(farthest) if not abs(value) <= FARTHEST]
     clients = f"{federation.clients} clients"
@@ -238,22 +220,11 @@ def features(config: Config, known: tuple[Range, ...], federation: Federation) -
         pixels = all(least >= 0 and most <= 255 for least, most in ranges)
         unscaled = getattr(config.data, "scale", "no such key") is None
         remedy = "data.scale = 'unit'" if pixels and unscaled else "features standardised to mean 0 and deviation 1"
-        yield (
-            "warning",
-            f"features: client {beyond[0]} holds {farthest[beyond[0]]:g}: beyond ±{FARTHEST:g}, as in "
-            f"{len(beyond)} of {looked_at}, training by gradients may diverge: expected {remedy}",
-        )
+        first = f"client {beyond[0]} holds {farthest[beyond[0]]:g}: beyond ±{FARTHEST:g}"
+        text = f"as in {len(beyond)} of {looked_at}, training by gradients may diverge: expected {remedy}"
+        yield "warning", f"features: {first}, {text}"
     elif looked_at != clients:
         yield "note", f"features: those of {looked_at} were looked at"
-
-
-def _ranges(federation: Federation) -> Iterator[Range]:
-    """Yield the least and the largest training feature of each client, as long as they come in `LOOKED_AT` bytes."""
-    samples = (federation.train_sizes + federation.test_sizes).tolist()  # a client's are read together
-    sizes = accumulate(4 * count * prod(shape) for count, shape in zip(samples, federation.shapes))
-    for client in range(sum(size <= LOOKED_AT for size in sizes)):
-        values = federation.client(client).train_features
-        yield float(np.min(values, initial=0)), float(np.max(values, initial=0))
 
 
 def _memory(job: Job, ranks: int, per_host: int) -> Facts:
@@ -288,13 +259,13 @@ def _memory(job: Job, ranks: int, per_host: int) -> Facts:
 
 def _at_work(job: Job, ranks: int) -> int:
     """How many clients are at work at any time, where arrivals end rounds: in real time one of each rank at most."""
-    most = job.config.speed.rules(job.config.participation).at_work(job.config.clients)
+    most = job.config.rules.at_work(job.config.clients)
     return min(most, ranks - 1) if job.config.clock == "wall" else most
 
 
 def _versions(job: Job, ranks: int) -> int:
     """The most states that clients have in their hands beside the newest, each being kept once."""
-    rules = job.config.speed.rules(job.config.participation)
+    rules = job.config.rules
     if not rules.by_arrivals:
         return 0
     old = inf if rules.max_staleness is None or not rules.stop_stale else rules.max_staleness + 1

@@ -12,9 +12,10 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import reduce
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -25,11 +26,14 @@ from hpcfl.base.errors import ErrorOnOtherRank, RunError, Stopped, UsageError, U
 from hpcfl.commands.contributed import contributed
 from hpcfl.engine import stopping
 
-if TYPE_CHECKING:
-    from hpcfl.launch.request import RunRequest
-
 PATH = click.Path(path_type=Path)
 FOLDERS = click.argument("folders", nargs=-1, required=True, type=PATH)
+
+
+def _flag(*name_and_help: str) -> Callable[[Any], Any]:
+    return click.option(*name_and_help[:-1], is_flag=True, help=name_and_help[-1])
+
+
 DATA_DIR = click.option(
     "--data-dir", type=PATH, envvar="HPCFL_DATA", help="Folder of the data sets, one folder each (or HPCFL_DATA)."
 )
@@ -53,44 +57,41 @@ OVERLAYS = _overlays(
     callback=lambda *given: [name for names in _listed(*given) for name in names],
     help="Merge the keys of a TOML file, or of an overlay that hpcfl list names, onto the config, before --set.",
 )
-FORCE = click.option("--force", is_flag=True, help="Go on even if the run seems to be running on a host that is gone.")
-TRUST = click.option("--trust", is_flag=True, help="Import the code that the run folder names, now and later.")
-MIXED = click.option(
-    "--allow-mixed", is_flag=True, help="Run though ranks have other versions of hpcfl, torch, NumPy or Python."
-)
-QUIET = click.option("--quiet", is_flag=True, help="No progress.")
-PROFILE = click.option(
-    "--profile", is_flag=True, help="At the end, print where each rank's time went, as a table and one line of JSON."
+FORCE = _flag("--force", "Go on even if the run seems to be running on a host that is gone.")
+TRUST = _flag("--trust", "Import the code that the run folder names, now and later.")
+MIXED = _flag("--allow-mixed", "Run though ranks have other versions of hpcfl, torch, NumPy or Python.")
+AS_JSON = _flag("--json", "as_json", "One JSON object per run.")
+
+
+def _several(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return what gives a command these options, in this order."""
+    return lambda command: reduce(lambda made, option: option(made), reversed(options), command)
+
+
+CONFIG = _several(click.argument("config"), OVERLAYS, SETTINGS)
+STARTS = _several(
+    _flag("--quiet", "No progress."),
+    _flag("--profile", "At the end, print where each rank's time went, as a table and one line of JSON."),
+    *(FORCE, TRUST, MIXED),
 )
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--debug", is_flag=True, help="Show tracebacks of errors in usage too.")
+@_flag("--debug", "Show tracebacks of errors in usage too.")
 @click.version_option(package_name="hpcfl")
-@click.pass_context
-def cli(context: click.Context, debug: bool) -> None:
+def cli(debug: bool) -> None:
     """Federated learning as an ordinary MPI batch job."""
-    context.obj = debug
 
 
 @cli.command()
-@click.argument("config")
-@OVERLAYS
-@SETTINGS
+@CONFIG
 @click.option("--out", type=PATH, help="Run folder (default: runs/<name of the config>).")
 @DATA_DIR
-@click.option("--resume", is_flag=True, help="Go on if the folder already holds a run of this config.")
-@QUIET
-@PROFILE
-@FORCE
-@TRUST
-@MIXED
-def run(allow_mixed: bool, **options: Any) -> None:
+@_flag("--resume", "Go on if the folder already holds a run of this config.")
+@STARTS
+def run(**options: Any) -> None:
     """Run CONFIG, a TOML file or a preset's name; the same alone, under mpirun and under srun."""
-    stopping.install()
-    from hpcfl.launch.request import run_request
-
-    _launch(lambda: run_request(**options), allow_mixed)
+    _launch("run_request", **options)
 
 
 @cli.command()
@@ -99,27 +100,23 @@ def run(allow_mixed: bool, **options: Any) -> None:
     "--rounds", type=click.IntRange(min=1), metavar="N", help="Let the run have N rounds from now on, finished or not."
 )
 @DATA_DIR
-@QUIET
-@PROFILE
-@FORCE
-@TRUST
-@MIXED
-def resume(allow_mixed: bool, **options: Any) -> None:
+@STARTS
+def resume(**options: Any) -> None:
     """Go on with a run after its newest checkpoint that can be read whole, on any number of ranks."""
+    _launch("resume_request", **options)
+
+
+def _launch(decided: str, allow_mixed: bool, **options: Any) -> None:
+    """Carry out what a function of `hpcfl.launch.request` decides by these options."""
     stopping.install()
-    from hpcfl.launch.request import resume_request
-
-    _launch(lambda: resume_request(**options), allow_mixed)
-
-
-def _launch(decide: Callable[[], RunRequest | None], allow_mixed: bool) -> None:
+    from hpcfl.launch import request
     from hpcfl.launch.run import launch
     from hpcfl.mpi.launcher import world
 
     comm = world()
     with suppress(ValueError, OSError):  # there may be no file behind stderr
         faulthandler.enable()  # a crash leaves Python's lines; MPI has set its own handlers before
-    launch(decide, comm, allow_mixed=allow_mixed)
+    launch(lambda: getattr(request, decided)(**options), comm, allow_mixed=allow_mixed)
 
 
 @cli.command()
@@ -131,9 +128,7 @@ def _launch(decide: Callable[[], RunRequest | None], allow_mixed: bool) -> None:
 @click.option("--seeds", metavar="SEEDS", help="A run for each seed: 1,2,3 or 1-3.")
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Runs at a time.")
 @click.option("--launcher", default="", metavar="COMMAND", help="What starts each run, as in 'mpirun -n 4'.")
-@click.option(
-    "--list", "listing", is_flag=True, help="Print index, state, folder and command of each run; nothing runs."
-)
+@_flag("--list", "listing", "Print index, state, folder and command of each run; nothing runs.")
 @click.option("--only", type=int, metavar="INDEX", help="Only this one of the list.")
 @DATA_DIR
 @FORCE
@@ -143,23 +138,21 @@ def sweep(jobs: int, launcher: str, listing: bool, only: int | None, **options: 
     """Run every CONFIG with all of --with, --grid and --seeds: finished runs are skipped, others gone on with."""
     from hpcfl.base.plugins import told
     from hpcfl.commands import sweep as sweeps
-    from hpcfl.commands import sweep_run
 
-    _check_alone(
-        "sweep", "which belongs before each of its runs: expected hpcfl sweep ... --launcher 'mpirun -n 4'"
-    )  # or each rank would start every run
-    before = sweep_run.launcher_words(launcher)
+    instead = "which belongs before each of its runs: expected hpcfl sweep ... --launcher 'mpirun -n 4'"
+    _check_alone("sweep", instead)  # or each rank would start every run
+    before = sweeps.launcher_words(launcher)
     runs = sweeps.picked(sweeps.runs(**options), only)
     with told(_say):
         sweeps.check(runs, options["data_dir"])
     if not listing:
-        sys.exit(sweep_run.carry_out(runs, jobs, before))
+        sys.exit(sweeps.carry_out(runs, jobs, before))
     _echo(each.line(before) for each in runs)
 
 
 @cli.command()
 @FOLDERS
-@click.option("--wait", is_flag=True, help="Return when they have stopped.")
+@_flag("--wait", "Return when they have stopped.")
 @click.option(
     "--patience",
     type=click.FloatRange(min=0, min_open=True),
@@ -187,16 +180,10 @@ def stop(folders: tuple[Path, ...], wait: bool, patience: float) -> None:
     metavar="[FILE]",
     help="One JSON object: as the last line, or written to FILE.",
 )
-@click.option(
-    "--launcher",
-    is_flag=True,
-    help="Print only what starts ranks of the MPI that mpi4py loads: mpiexec, or srun within a job of Slurm.",
+@_flag(
+    "--launcher", "Print only what starts ranks of the MPI that mpi4py loads: mpiexec, or srun within a job of Slurm."
 )
-@click.option(
-    "--network",
-    is_flag=True,
-    help="Measure, in about 20 seconds, what messages between the server and the other ranks cost.",
-)
+@_flag("--network", "Measure, in about 20 seconds, what messages between the server and the other ranks cost.")
 def doctor(json_to: str | None, launcher: bool, network: bool) -> None:
     """Print what a launch looks like from the inside, and the traps in it; alone, under mpirun and under srun."""
     from hpcfl.mpi.launcher import starter, world
@@ -207,18 +194,16 @@ def doctor(json_to: str | None, launcher: bool, network: bool) -> None:
         _check_alone("doctor --launcher", "but says what to start one with: expected it without mpirun")
         words = starter()
         _echo(_told(json_to, words, [shlex.join(words)]))
-        return
-    if network:
+    elif network:
         measured = contributed("network")(world(), Path(json_to or "-"))
         if measured is not None:
             print_table(measured[0])
             _echo(_told(json_to, measured[1], []))
-        return
-    from hpcfl.commands import doctor as doctors
+    else:
+        from hpcfl.commands import doctor as doctors
 
-    facts = doctors.examine(world())
-    if facts is not None:
-        _echo(_told(json_to, doctors.as_object(facts), doctors.report(facts)))
+        if (facts := doctors.examine(world())) is not None:
+            _echo(_told(json_to, doctors.as_object(facts), doctors.report(facts)))
 
 
 def _told(json_to: str | None, found: object, lines: list[str]) -> list[str]:
@@ -237,9 +222,7 @@ def _told(json_to: str | None, found: object, lines: list[str]) -> list[str]:
 
 
 @cli.command()
-@click.argument("config")
-@OVERLAYS
-@SETTINGS
+@CONFIG
 @DATA_DIR
 @click.option(
     "--ranks",
@@ -256,13 +239,7 @@ def _told(json_to: str | None, found: object, lines: list[str]) -> list[str]:
     "--per-host", type=click.IntRange(min=1), help="Ranks on each host, with --like (default: as many as measured)."
 )
 def check(
-    config: str,
-    overlays: list[str],
-    settings: tuple[str, ...],
-    data_dir: Path | None,
-    ranks: int | None,
-    like: Path | None,
-    per_host: int | None,
+    config: str, data_dir: Path | None, ranks: int | None, like: Path | None, per_host: int | None, **keys: Any
 ) -> None:
     """Validate CONFIG and print what it would do; nothing runs but the files of yours that it names."""
     from hpcfl.base.plugins import told
@@ -273,7 +250,7 @@ def check(
         raise UsageError("--per-host says where the ranks of a prediction are: expected --like FILE with it")
     measured = None if like is None else contributed("other ranks")(like, ranks, per_host)
     with told(_say):
-        loaded = load(config, settings, overlays, tell=True, data_dir=data_dir)
+        loaded = load(config, **keys, tell=True, data_dir=data_dir)
         header = loaded.check(data_dir)
     if measured is not None:
         measured.check(loaded)
@@ -281,23 +258,21 @@ def check(
 
 
 @cli.command()
-@click.argument("config")
-@OVERLAYS
-@SETTINGS
+@CONFIG
 @DATA_DIR
-def optimum(config: str, overlays: list[str], settings: tuple[str, ...], data_dir: Path | None) -> None:
+def optimum(config: str, data_dir: Path | None, **keys: Any) -> None:
     """Find the minimum of CONFIG's objective over all training samples, and print it as one JSON object."""
     from hpcfl.config import load
 
-    found = contributed("optimum")(load(config, settings, overlays, True, data_dir), data_dir)
+    found = contributed("optimum")(load(config, **keys, tell=True, data_dir=data_dir), data_dir)
     _echo([json.dumps(found.facts())])
 
 
 @cli.command()
 @FOLDERS
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per run.")
-@click.option("--each", is_flag=True, help="A row for each run, not for each config over its seeds.")
-@click.option("--groups", is_flag=True, help="Also how the fast, the middle, the slow third and the worst tenth fare.")
+@AS_JSON
+@_flag("--each", "A row for each run, not for each config over its seeds.")
+@_flag("--groups", "Also how the fast, the middle, the slow third and the worst tenth fare.")
 def show(folders: tuple[Path, ...], as_json: bool, each: bool, groups: bool) -> None:
     """Print what runs came to: rounds, accuracy, times, who arrived, digest of the state.
 
@@ -333,7 +308,7 @@ def show(folders: tuple[Path, ...], as_json: bool, each: bool, groups: bool) -> 
 )
 @click.option("--data", "newcomers", type=PATH, metavar="FILE.h5", help="Who adapts is in this file, not in the run.")
 @DATA_DIR
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@_flag("--json", "as_json", "One JSON object.")
 @click.option("--out", type=PATH, metavar="FILE.h5", help="Write the layers that learned, as HDF5.")
 @TRUST
 def adapt(as_json: bool, **options: Any) -> None:
@@ -350,20 +325,20 @@ def adapt(as_json: bool, **options: Any) -> None:
 @cli.command()
 @FOLDERS
 @click.option("-o", "--output", type=PATH, default=Path("accuracy.png"), show_default=True, help="The picture.")
-@click.option("--log-time", is_flag=True, help="Time on a logarithmic axis.")
+@_flag("--log-time", "Time on a logarithmic axis.")
 @click.option(
     "--clients",
     type=click.Choice(["worst-decile", "slow-third", "middle-third", "fast-third"]),
     help="Accuracy of the worst tenth of the clients, in each round anew, or of a third by what their visits took.",
 )
-@click.option("--groups", is_flag=True, help="Accuracy, participation and depth of the thirds and the worst tenth.")
+@_flag("--groups", "Accuracy, participation and depth of the thirds and the worst tenth.")
 @click.option(
     "--width",
     type=click.Choice(["column", "page"]),
     help="3.3 inches, panels below each other, or 6.75, side by side (default: column for PDF, else page).",
 )
 @click.option("--metric", default="accuracy", show_default=True, help="What is drawn: a metric's name, or test_loss.")
-@click.option("--any-data", is_flag=True, help="Draw runs on different data in one picture.")
+@_flag("--any-data", "Draw runs on different data in one picture.")
 def plot(folders: tuple[Path, ...], output: Path, **how: Any) -> None:
     """Draw accuracy, or another metric, against rounds and against time.
 
@@ -378,7 +353,7 @@ def plot(folders: tuple[Path, ...], output: Path, **how: Any) -> None:
 
 @cli.command()
 @FOLDERS
-@click.option("--force", is_flag=True, help="Even if the run seems to be running on another host.")
+@_flag("--force", "Even if the run seems to be running on another host.")
 def seal(folders: tuple[Path, ...], force: bool) -> None:
     """Make run folders readable by any HDF5 or netCDF-4 program, also after a kill."""
     from hpcfl import store
@@ -389,7 +364,7 @@ def seal(folders: tuple[Path, ...], force: bool) -> None:
 
 @cli.command()
 @FOLDERS
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per run.")
+@AS_JSON
 def verify(folders: tuple[Path, ...], as_json: bool) -> None:
     """Read every byte of run folders, or of folders of runs, and name the files that are not as they were written."""
     from hpcfl.commands.verify import as_object, lines, verified
@@ -402,7 +377,7 @@ def verify(folders: tuple[Path, ...], as_json: bool) -> None:
 
 @cli.command("list")
 @click.argument("name", default="")
-@click.option("--markdown", "as_page", is_flag=True, help="The page of all keys, as in docs/reference/keys.md.")
+@_flag("--markdown", "as_page", "The page of all keys, as in docs/reference/keys.md.")
 def list_(name: str, as_page: bool) -> None:
     """Print the presets, the overlays and every key of a config; with NAME only that.
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
 
 CONTRIBUTED = {
-    "bounds of salf": "hpcfl.contrib.theory.salf_bounds:facts",
+    "bounds of salf": "hpcfl.contrib.theory.salf:facts",
     "bounds of fedlrgd": "hpcfl.contrib.theory.complexity:theory",
     "oracle complexity": "hpcfl.contrib.theory.complexity:gamma",
     "optimum": "hpcfl.contrib.theory.optimum:of",
@@ -19,8 +19,4 @@ CONTRIBUTED = {
 
 def contributed(name: str) -> Any:
     """Return what stands under a name."""
-    module, _, path = CONTRIBUTED[name].partition(":")
-    found: Any = import_module(module)
-    for part in path.split("."):
-        found = getattr(found, part)
-    return found
+    return resolve_name(CONTRIBUTED[name])

@@ -1,4 +1,7 @@
-"""What a launch looks like from the inside: MPI, ranks, hosts, devices, threads."""
+"""What a launch looks like from the inside: MPI, ranks, hosts, devices, threads; and what is wrong with it.
+
+Of each thing that is wrong one line, with the fix.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -20,13 +23,154 @@ import h5py
 import numpy as np
 
 from hpcfl.base.lazy import MPI, torch
-from hpcfl.commands.diagnostics import LEVELS, Facts, Rank, diagnose
 from hpcfl.launch.failure import raise_together
-from hpcfl.launch.run import versions
+from hpcfl.launch.run import told, versions
 from hpcfl.mpi import launcher as world
-from hpcfl.mpi.cores import host_cores, processors
+from hpcfl.mpi.cores import Processors, host_cores, processors, shares, threads
 from hpcfl.mpi.devices import chosen, described
+from hpcfl.mpi.launcher import OPENMPI
 from hpcfl.mpi.waiting import wait
+
+THREADS = "OMP_NUM_THREADS"
+LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What one rank sees of its place."""
+
+    host: str
+    device: str
+    gpu: str  # tells one GPU from another, whatever its number; empty on a CPU
+    cores: list[int]  # that it may use
+    host_cores: int
+    threads: int  # that torch uses on this rank as it was started
+    polling: list[float] = field(default_factory=list)  # median seconds of polled broadcasts; empty without MPI
+    settings: dict[str, str] = field(default_factory=dict)  # environment variables that diagnoses depend on, if set
+    quotas: dict[str, float] = field(default_factory=dict)  # as in `Processors`
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What all ranks found."""
+
+    ranks: list[Rank]
+    launcher: str = ""
+    mpi: str = ""  # name and number of the library
+    standard: str = ""  # this and the next: empty where MPI was not started
+    level: str = ""
+    wrong: str = ""  # with the launch
+    ulfm: bool = False  # a dead rank is reported to the others
+    cuda: bool | None = None  # MPI takes buffers in GPU memory; None: it cannot be asked, or was not started
+    wheels: list[str] = field(default_factory=list)  # MPI runtimes installed into this Python environment
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def hosts(self) -> dict[str, list[int]]:
+        """The ranks of each host, hosts in the order of their first ranks."""
+        by_host: dict[str, list[int]] = {}
+        for rank, here in enumerate(self.ranks):
+            by_host.setdefault(here.host, []).append(rank)
+        return by_host
+
+    def on(self, host: str) -> list[Rank]:
+        return [rank for rank in self.ranks if rank.host == host]
+
+    def cores(self, host: str) -> int:
+        """How many cores the ranks of a host may use together, by number or by time."""
+        return max(1, int(sum(share for rank, share in zip(self.ranks, self.share()) if rank.host == host) + 1e-6))
+
+    def share(self) -> list[float]:
+        """Each rank's share of the cores of its host."""
+        by_rank = [1.0] * len(self.ranks)
+        for members in self.hosts().values():
+            here = [self.ranks[rank] for rank in members]
+            for rank, share in zip(members, shares([Processors(each.cores, each.quotas) for each in here])):
+                by_rank[rank] = share
+        return by_rank
+
+    def run_threads(self) -> list[int]:
+        """The threads that each rank of a run in real time takes unless its config says."""
+        asked = [rank.settings.get(THREADS, "") for rank in self.ranks]
+        return [threads(share, each) for share, each in zip(self.share(), asked)]
+
+    def fit(self, host: str) -> int:
+        """Threads per rank that a host has cores for."""
+        return min(threads(share) for rank, share in zip(self.ranks, self.share()) if rank.host == host)
+
+
+def diagnose(facts: Facts) -> list[str]:
+    """One line for each thing that is wrong."""
+    return [line for line in _wrong(facts) if line]
+
+
+def _wrong(facts: Facts) -> Iterator[str]:
+    yield facts.wrong
+    if len(facts.wheels) > 1:
+        both = f"{' and '.join(facts.wheels)} are installed in one environment, and both bring bin/mpiexec"
+        install = "pip install --ignore-installed --prefix .mpi/<name> <name>"
+        yield f"{both}; uninstall both, then install each with {install}"
+    if facts.level in ("SINGLE", "FUNNELED"):  # one thread computes while the main one talks: MPI has to stand that
+        expected = "expected SERIALIZED or MULTIPLE; use an MPI that is built with threads"
+        yield f"MPI's thread level is {facts.level}, {expected}"
+    yield from _crowded(facts)
+    clients = [rank for rank in facts.ranks[1:] if rank.gpu]  # the server does not count, it computes little
+    shared = ((rank, sum((rank.host, rank.gpu) == (each.host, each.gpu) for each in clients)) for rank in clients)
+    for rank, count in [each for each in shared if each[1] > 1][:1]:
+        who = f"{count} client ranks share one GPU ({rank.device}, host {rank.host}), which hpcfl run refuses"
+        instead = f"start as many client ranks per host as it has GPUs, or set ranks_per_device = {count}"
+        yield f"{who}; {instead}: time and memory are divided"
+    values = (rank.settings.get("MPIR_CVAR_ASYNC_PROGRESS", "") for rank in facts.ranks)
+    if value := next((value for value in values if value.lower() not in ("", "0", "no", "false", "off")), ""):
+        yield f"MPIR_CVAR_ASYNC_PROGRESS={value}: a thread of each rank spins, rounds took 1.7 times longer; unset it"
+    if facts.ulfm or len(facts.ranks) < 2:
+        return
+    end = "a rank that dies ends the job; go on with hpcfl resume"
+    if facts.mpi.startswith("Open MPI") and facts.launcher == OPENMPI:
+        yield f"no fault tolerance (ULFM): {end}, or start with mpiexec --with-ft ulfm to go on without it"
+    else:
+        instead = "Open MPI 5's mpiexec --with-ft ulfm would go on without it"
+        yield f"no fault tolerance (ULFM) with {facts.mpi}: {end}; {instead}"
+
+
+def _crowded(facts: Facts) -> Iterator[str]:
+    """Hosts whose ranks would take more cores than there are, or fewer than they may."""
+    by_host = {host: facts.on(host) for host in facts.hosts()}
+    told = {host: [rank.threads for rank in here if THREADS in rank.settings] for host, here in by_host.items()}
+    all_each = [host for host, here in by_host.items() if len(told[host]) < len(here) > 1]
+    if all_each:
+        host = all_each[0]
+        most = max(rank.threads for rank in by_host[host])
+        takes = f"what torch takes depends on its build (here up to {most} per rank) unless the config says"
+        yield f"{THREADS} is unset with {_ranks_on(facts, all_each)}: {takes}; export {THREADS}={facts.fit(host)}"
+    too_many = [
+        host
+        for host, here in by_host.items()
+        if len(told[host]) == len(here) and max(told[host]) > 1 and sum(told[host]) > facts.cores(host)
+    ]
+    if too_many:
+        host = too_many[0]
+        threads = f"{sum(told[host])} threads with {_cores(facts.cores(host))}"
+        yield f"{_ranks_on(facts, too_many)}: {threads}; export {THREADS}={facts.fit(host)}"
+    if over := [host for host, here in by_host.items() if len(here) > facts.cores(host)]:
+        cores = facts.cores(over[0])
+        cost = "waiting ranks sleep and cost little, computing ones slow each other"
+        yield f"{_ranks_on(facts, over)} with {_cores(cores)}: {cost}; for timings start at most {cores} there"
+    for host, here in by_host.items() if facts.launcher == OPENMPI else ():  # it binds two ranks to one core each
+        if all(len(rank.cores) == 1 for rank in here) and here[0].host_cores > len(here):
+            bound = f"{_ranks_on(facts, [host])}: each is bound to one of its {here[0].host_cores} cores"
+            yield f"{bound}; start with mpiexec --bind-to none, or --map-by slot:PE=<cores per rank>"
+            break
+
+
+def _ranks_on(facts: Facts, hosts: Sequence[str]) -> str:
+    """How many ranks are on the first of these hosts, and how many hosts are alike."""
+    count, more = len(facts.on(hosts[0])), f" and {len(hosts) - 1} more" if len(hosts) > 1 else ""
+    return f"{count} rank{'s' * (count != 1)} on host {hosts[0]}{more}"
+
+
+def _cores(count: int) -> str:
+    return f"{count} core{'s' * (count != 1)}"
+
 
 SETTINGS = ("OMP_NUM_THREADS", "MPIR_CVAR_ASYNC_PROGRESS", "MPI4PY_LIBMPI", "CUDA_VISIBLE_DEVICES")
 SIZES = (8, 1_000_000)  # bytes of the broadcasts that are timed
@@ -38,35 +182,32 @@ PROBE = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; pr
 def examine(comm: Any) -> Facts | None:
     """Look around on all ranks of `comm` (None: this process); return what they find on rank 0, None on the others."""
     raise_together(comm, lambda: import_module("torch"))
-    texts = gathered(comm, json.dumps(asdict(_rank(comm))))
-    if not texts:
+    texts = told(comm, json.dumps(asdict(_rank(comm))))
+    if comm is not None and comm.Get_rank() > 0:
         return None
     wheels = []
     for name in ("openmpi", "mpich"):
         with suppress(PackageNotFoundError):
             wheels.append(f"{name} {version(name)}")
+    mpi: dict[str, Any] = {"mpi": _unstarted()} if comm is None else {}
+    if comm is not None:
+        levels = (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE)
+        text = MPI.Get_library_version()
+        mpi = {
+            "mpi": world.library(text),
+            "standard": ".".join(str(number) for number in MPI.Get_version()),
+            "level": LEVELS[levels.index(MPI.Query_thread())],
+            "wrong": world.mismatch(os.environ, text),
+            "ulfm": world.has_ulfm(comm),
+            "cuda": world.has_cuda(comm),
+        }
     return Facts(
         [Rank(**json.loads(text)) for text in texts],
         launcher=world.launcher(os.environ),
         wheels=wheels,
         versions=versions() | {"torch_cuda": str(torch.version.cuda or "none"), "hdf5": h5py.version.hdf5_version},
-        **({"mpi": _unstarted()} if comm is None else _started(comm)),
+        **mpi,
     )
-
-
-def gathered(comm: Any, text: str) -> list[str]:
-    """Every rank's text on rank 0, in the order of the ranks; nothing on the others."""
-    if comm is None:
-        return [text]
-    own = np.frombuffer(text.encode(), dtype=np.uint8).copy()
-    sizes = np.empty(comm.Get_size(), dtype=np.int64)
-    wait([comm.Iallgather(np.array([own.size], dtype=np.int64), sizes)])
-    if comm.Get_rank() > 0:
-        wait([comm.Igatherv(own, None, root=0)])
-        return []
-    whole = np.empty(int(sizes.sum()), dtype=np.uint8)
-    wait([comm.Igatherv(own, [whole, sizes.tolist()], root=0)])
-    return [part.tobytes().decode() for part in np.split(whole, np.cumsum(sizes)[:-1])]
 
 
 def as_object(facts: Facts) -> dict[str, Any]:
@@ -83,11 +224,19 @@ def report(facts: Facts) -> list[str]:
     per_host = _span(sorted({len(members) for members in hosts.values()}))
     dead = "ULFM: a run goes on without a dead rank" if facts.ulfm else "no ULFM: a dead rank ends the job"
     aware = {True: "yes", False: "no", None: "unknown"}[facts.cuda] if facts.standard else "not started"
+    mpi = f"{facts.mpi} · standard {facts.standard} · thread level {facts.level} · started by {facts.launcher}"
+    if not facts.standard:
+        loads = f"mpi4py would load {facts.mpi}" if facts.mpi else "mpi4py finds none to load"
+        mpi = f"not started: {facts.launcher or 'no launcher'}; {loads}"
+    waiting = "polled: yields while bytes move, then sleeps, up to 2 ms"
+    if facts.ranks[0].polling:
+        small, large = (max(rank.polling[place] for rank in facts.ranks) * 1e3 for place in range(len(SIZES)))
+        waiting += f" · Ibcast of 8 bytes {small:.3f} ms, of 1 MB {large:.3f} ms (slowest rank)"
     rows = [
-        ("MPI", _mpi(facts)),
+        ("MPI", mpi),
         ("world", f"{ranks} rank{'s' * (ranks > 1)} on {len(hosts)} host{'s' * (len(hosts) > 1)}, {per_host} per host"),
         *((f"host {host}", _host(facts, members)) for host, members in hosts.items()),
-        ("waiting", _waiting(facts.ranks)),
+        ("waiting", waiting),
         ("faults", dead if facts.ulfm or facts.standard else "MPI not started"),
         ("GPU", f"CUDA-aware MPI: {aware} · torch built with CUDA: {facts.versions.get('torch_cuda', 'unknown')}"),
         ("versions", " · ".join(f"{name} {number}" for name, number in facts.versions.items())),
@@ -95,13 +244,6 @@ def report(facts: Facts) -> list[str]:
     wide = max(len(name) for name, _ in rows) + 2
     wrong = [f"trap: {line}" for line in diagnose(facts) or ["none found"]]
     return [f"{name:<{wide}}{text}" for name, text in rows] + wrong
-
-
-def _mpi(facts: Facts) -> str:
-    if not facts.standard:
-        why = f"not started: {facts.launcher or 'no launcher'}"
-        return f"{why}; {f'mpi4py would load {facts.mpi}' if facts.mpi else 'mpi4py finds none to load'}"
-    return f"{facts.mpi} · standard {facts.standard} · thread level {facts.level} · started by {facts.launcher}"
 
 
 def _host(facts: Facts, members: Sequence[int]) -> str:
@@ -118,14 +260,6 @@ def _host(facts: Facts, members: Sequence[int]) -> str:
         f"torch threads per rank {_span(sorted({rank.threads for rank in here}))} "
         f"(OMP_NUM_THREADS {' '.join(settings)})"
     )
-
-
-def _waiting(ranks: Sequence[Rank]) -> str:
-    how = "polled: yields while bytes move, then sleeps, up to 2 ms"
-    if not ranks[0].polling:
-        return how
-    small, large = (max(rank.polling[place] for rank in ranks) * 1e3 for place in range(len(SIZES)))
-    return f"{how} · Ibcast of 8 bytes {small:.3f} ms, of 1 MB {large:.3f} ms (slowest rank)"
 
 
 def _span(numbers: Sequence[int]) -> str:
@@ -162,19 +296,6 @@ def _polling(comm: Any) -> list[float]:
             seconds.append(time.perf_counter() - start)
         medians.append(statistics.median(seconds))
     return medians
-
-
-def _started(comm: Any) -> dict[str, Any]:
-    levels = (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE)
-    text = MPI.Get_library_version()
-    return {
-        "mpi": world.library(text),
-        "standard": ".".join(str(number) for number in MPI.Get_version()),
-        "level": LEVELS[levels.index(MPI.Query_thread())],
-        "wrong": world.mismatch(os.environ, text),
-        "ulfm": world.has_ulfm(comm),
-        "cuda": world.has_cuda(comm),
-    }
 
 
 def _unstarted() -> str:

@@ -78,17 +78,29 @@ class Part(NamedTuple):
 
 def lines(name: str = "") -> list[str]:
     """Return the whole catalogue, or what it has of one name; UsageError says which is nearest where there is none."""
-    if name == "presets":
-        return ["presets (hpcfl run NAME)", *_abouts(presets())]
-    if name == "overlays":
-        return ["overlays (hpcfl run CONFIG --with NAME)", *_abouts(overlays())]
+    if name in ("presets", "overlays"):
+        known, how = (presets(), "NAME") if name == "presets" else (overlays(), "CONFIG --with NAME")
+        return [f"{name} (hpcfl run {how})", *(f"  {each}: {about(each)}" for each in known)]
     if not name:
         keys = (line for part in parts() for line in ([] if part.choice else [""]) + part.lines())
         return [*lines("presets"), "", *lines("overlays"), *keys]
-    there = _from_outside(name) if ":" in name else list(parts())
+    there = list(parts()) if ":" not in name else []
+    if ":" in name:  # section.package.module:Class, or section.package.module:Class.key
+        section, _, rest = name.partition(".")
+        module, _, inside = rest.partition(":")
+        if section not in PICKED:
+            which = f"'{section}' of which '{rest}' could be a class"
+            raise UsageError(f"hpcfl list: no section {which}{did_you_mean(section, PICKED)}")
+        spec = f"{module}:{inside.partition('.')[0]}"
+        there = [_part(section, spec, PICKED[section].find(spec))]
     found = [line for part in there for line in part.about(name)]
     if not found:
-        raise UsageError(f"hpcfl list: no '{name}'{_nearest(name, there)}")
+        names = ["presets", "overlays", *(each for part in there for each in part.names if each)]
+        by_last = {each.rpartition(".")[2]: each for each in reversed(names)}
+        words = [] if "." in name else get_close_matches(name, by_last, 1, 0.7)
+        near = [by_last[word] for word in words] or get_close_matches(name, names, 1, 0.5)
+        hint = f"did you mean '{near[0]}'?" if near else "hpcfl list names them all"
+        raise UsageError(f"hpcfl list: no '{name}'; {hint}")
     return found
 
 
@@ -125,18 +137,6 @@ def parts() -> Iterator[Part]:
             yield from (_part(section, name, find(name)) for name in names())
         else:
             yield _part(section, "", cls)
-
-
-def _from_outside(name: str) -> list[Part]:
-    """Return the keys of the class in ``section.package.module:Class`` or ``section.package.module:Class.key``."""
-    section, _, rest = name.partition(".")
-    module, _, inside = rest.partition(":")
-    if section not in PICKED:
-        raise UsageError(
-            f"hpcfl list: no section '{section}' of which '{rest}' could be a class{did_you_mean(section, PICKED)}"
-        )
-    spec = f"{module}:{inside.partition('.')[0]}"
-    return [_part(section, spec, PICKED[section].find(spec))]
 
 
 def field_texts(cls: type[ConfigBase]) -> dict[str, str]:
@@ -196,16 +196,3 @@ def _values(schema: Mapping[str, Any]) -> list[str]:
 def _joined(words: Sequence[str]) -> str:
     """Return ``a, b or c``."""
     return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
-
-
-def _nearest(name: str, there: Iterable[Part]) -> str:
-    """Return a hint at the name that is nearest, by its last word or as a whole."""
-    names = ["presets", "overlays", *(each for part in there for each in part.names if each)]
-    by_last = {each.rpartition(".")[2]: each for each in reversed(names)}
-    words = [] if "." in name else get_close_matches(name, by_last, 1, 0.7)
-    near = [by_last[word] for word in words] or get_close_matches(name, names, 1, 0.5)
-    return f"; did you mean '{near[0]}'?" if near else "; hpcfl list names them all"
-
-
-def _abouts(names: Iterable[str]) -> Iterator[str]:
-    yield from (f"  {name}: {about(name)}" for name in names)

@@ -131,7 +131,9 @@ def seconds(runs: Sequence[Recorded]) -> str:
 
 def draw(drawn: Sequence[Line], what: str, time: str, width: Width = "page", log_time: bool = False) -> Figure:
     """Return the figure: at page width its panels and the legend are side by side, at column width below each other."""
-    labels = _labels(drawn, WRAP[width])
+    seeds = sorted({line.seeds for line in drawn})
+    texts = (line.label + f" ({line.seeds})" * (len(seeds) > 1) for line in drawn)
+    labels = [textwrap.fill(text, WRAP[width], break_long_words=False) for text in texts]
     rows = sum(label.count("\n") + 1 for label in labels)
     height = 3.6 + ROW_INCHES * (rows + 1) if width == "column" else max(2.6, ROW_INCHES * (rows + 3))
     figure = Figure(figsize=(INCHES[width], height), layout="constrained")
@@ -148,8 +150,9 @@ def draw(drawn: Sequence[Line], what: str, time: str, width: Width = "page", log
     for axes in panels if width == "column" else panels[:1]:
         axes.set_ylabel(textwrap.fill(what, 24))
     if drawn:
+        mean = f"mean ± sd over {seeds[0]}{f' to {seeds[-1]}' * (len(seeds) > 1)} seeds"
         where: Any = "outside lower center" if width == "column" else "outside right upper"
-        figure.legend(handles=panels[0].get_lines(), loc=where, title=seeds_text(drawn), frameon=False)
+        figure.legend(handles=panels[0].get_lines(), loc=where, title=None if seeds == [1] else mean, frameon=False)
     return figure
 
 
@@ -173,23 +176,8 @@ def draw_groups(runs: Sequence[Recorded], width: Width = "page") -> Figure:
     return figure
 
 
-def _labels(drawn: Sequence[Line], width: int) -> list[str]:
-    """What the legend says of each line; how many seeds it is of where that is not the same for all."""
-    counts = {line.seeds for line in drawn}
-    texts = (line.label + f" ({line.seeds})" * (len(counts) > 1) for line in drawn)
-    return [textwrap.fill(text, width, break_long_words=False) for text in texts]
-
-
 def _add(axes: Axes, curve: Curve, **how: Any) -> None:
     axes.plot(curve.x, curve.mean, marker="." if len(curve.x) == 1 else None, **how)
     if curve.sd is not None:
         low, high = curve.mean - curve.sd, curve.mean + curve.sd
         axes.fill_between(curve.x, low, high, color=how["color"], alpha=0.2, linewidth=0)
-
-
-def seeds_text(drawn: Sequence[Line]) -> str | None:
-    """Return what lines and bands are; None where each line is one run's."""
-    counts = sorted({line.seeds for line in drawn})
-    if counts == [1]:
-        return None
-    return f"mean ± sd over {counts[0]}{f' to {counts[-1]}' * (len(counts) > 1)} seeds"

@@ -6,7 +6,7 @@ import hashlib
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,28 +25,56 @@ Rows = Sequence[Mapping[str, Any]]
 QUIET_SECONDS = 60.0  # without a row, after which a running run is said to be quiet
 LAST = 10  # evaluations that accuracy_last is the mean of
 WRAP = 24  # characters of a line of a name, where a table is turned
-NOTHING: dict[str, Any] = {
-    "reason": "",  # of the status, where a run has not ended well
-    "quiet_seconds": None,  # since a run that is said to be running wrote anything
-    "rounds": 0,
-    "accuracy": None,  # of the last evaluation
-    "accuracy_last": None,
-    "client_accuracy": None,  # mean over clients, of the last evaluation
-    "metrics": {},  # others, of the last evaluation: of the shared model, or the mean over clients
-    "arrived": None,  # share of the invited
-    "void": 0,  # rounds
-    "repeats": 0,  # void attempts at rounds
-    "sim_seconds": None,
-    "wall_seconds": None,
-    "oracle": None,  # federated oracle complexity so far, where it was recorded
-    "staleness": None,  # mean over the visits that counted, where arrivals ended rounds
-    "lost": [],  # clients, and how
-    "rehosted": [],  # clients of lost ranks, and where they went on
-    "rejected": 0,  # visits, in whole or part
-    "warnings": {},  # of the guard, by kind
-    "state_sha256": None,  # of the newest whole checkpoint
+
+
+def _last(values: Any, count: int = 1) -> float | None:
+    """The mean of the last known values of a column by round."""
+    known = values.dropna("round").values
+    return float(np.mean(known[-count:])) if len(known) else None
+
+
+def _arrived(data: Any) -> float | None:
+    invited = float((data["cohort"] == 1).sum())
+    return float((data["arrived"] == 1).sum()) / invited if invited else None
+
+
+def _metrics(data: Any) -> dict[str, float | None]:
+    found = dict[str, float | None]()
+    for name in recorded_metrics(data):
+        if name not in (ACCURACY, "test_loss"):
+            both = _last(data[name]), _last(data[f"client_{name}"].mean("client"))
+            found[name] = both[0] if both[0] is not None else both[1]
+    return found
+
+
+def _staleness(data: Any) -> float | None:
+    if "arrival_staleness" not in data:
+        return None
+    return float(data["arrival_staleness"].where(data["arrival_client"] >= 0).mean())
+
+
+FIGURES: dict[str, tuple[Any, Callable[[Any], Any] | None]] = {
+    "reason": ("", None),  # of the status, where a run has not ended well
+    "quiet_seconds": (None, None),  # since a run that is said to be running wrote anything
+    "rounds": (0, lambda data: int(data.sizes["round"])),
+    "accuracy": (None, lambda data: _last(data["accuracy"])),  # of the last evaluation
+    "accuracy_last": (None, lambda data: _last(data["accuracy"], LAST)),
+    "client_accuracy": (None, lambda data: _last(data["client_accuracy"].mean("client"))),  # mean over clients
+    "metrics": ({}, _metrics),  # others, of the last evaluation: of the shared model, or the mean over clients
+    "arrived": (None, _arrived),  # share of the invited
+    "void": (0, lambda data: int((data["void"] == 1).sum())),  # rounds
+    "repeats": (0, lambda data: int(data["repeats"].clip(min=0).sum()) if "repeats" in data else 0),  # void attempts
+    "sim_seconds": (None, lambda data: _last(data["sim_seconds"])),
+    "wall_seconds": (None, lambda data: _last(data["wall_seconds"])),
+    "oracle": (None, lambda data: float(data["oracle"].sum()) if "oracle" in data else None),  # complexity so far
+    "staleness": (None, _staleness),  # mean over the visits that counted, where arrivals ended rounds
+    "lost": ([], None),  # clients, and how
+    "rehosted": ([], None),  # clients of lost ranks, and where they went on
+    "rejected": (0, lambda data: int((data["rejected"] == 1).sum()) if "rejected" in data else 0),  # visits, or parts
+    "warnings": ({}, None),  # of the guard, by kind
+    "state_sha256": (None, None),  # of the newest whole checkpoint
 }
-"""A run that was killed before its first segment was there; keys as in `summary`."""
+"""What a run is said to have come to that was killed before its first segment was there, and what is read of rows."""
 HEADINGS = {
     "rounds": "rounds",
     "accuracy": "accuracy",
@@ -94,64 +122,34 @@ def unforeseen(what: str, error: Exception) -> RunError:
 
 
 def summary(path: Path) -> dict[str, Any]:
-    """One run's figures: run, status, and the keys of `NOTHING`."""
+    """One run's figures: run, status, and the keys of `FIGURES`."""
     folder = store.run_folder(path)
     data = store.open_run(folder)
     status = store.read_status(folder)
-    row = {"run": str(folder), "status": status.state, **NOTHING}
+    row: dict[str, Any] = {"run": str(folder), "status": status.state}
+    row |= {key: nothing for key, (nothing, _) in FIGURES.items()}
     if status.state == "running":
         row["quiet_seconds"] = max(0.0, time.time() - store.last_written(folder))
     elif status.state not in ("done", "stopped"):
         row["reason"] = status.reason
     if "cohort" not in data:
         return row
+    known = {key: how(data) for key, (_, how) in FIGURES.items() if how is not None}
+    return row | known | _happened(folder) | {"state_sha256": _state(folder)}
+
+
+def _happened(folder: Path) -> dict[str, Any]:
+    """Which clients were lost for good, which went on at other ranks, and what the guard said."""
     events = store.events(folder)
-    lost, rehosted = _lost(events)
-    scores = data["accuracy"].dropna("round").values
-    invited = float((data["cohort"] == 1).sum())
-    return row | {
-        "rounds": int(data.sizes["round"]),
-        "accuracy": _last(scores, 1),
-        "accuracy_last": _last(scores, LAST),
-        "client_accuracy": _last(data["client_accuracy"].mean("client").dropna("round").values, 1),
-        "metrics": _metrics(data),
-        "arrived": float((data["arrived"] == 1).sum()) / invited if invited else None,
-        "void": int((data["void"] == 1).sum()),
-        "repeats": int(data["repeats"].clip(min=0).sum()) if "repeats" in data else 0,
-        "sim_seconds": _last(data["sim_seconds"].dropna("round").values, 1),
-        "wall_seconds": _last(data["wall_seconds"].dropna("round").values, 1),
-        "oracle": float(data["oracle"].sum()) if "oracle" in data else None,
-        "staleness": float(data["arrival_staleness"].where(data["arrival_client"] >= 0).mean())
-        if "arrival_staleness" in data
-        else None,
-        "lost": sorted(lost.items()),
-        "rehosted": sorted(rehosted.items()),
-        "warnings": {event["kind"]: event["text"] for event in reversed(events) if event["kind"] in WARNINGS},
-        "rejected": int((data["rejected"] == 1).sum()) if "rejected" in data else 0,
-        "state_sha256": _state(folder),
-    }
-
-
-def _lost(events: Iterable[Mapping[str, Any]]) -> tuple[dict[int, str], dict[int, str]]:
-    """The clients that were lost for good, and how; those that went on at other ranks, and where."""
-    lost: dict[int, str] = {}
-    rehosted: dict[int, str] = {}
+    lost, rehosted = dict[int, str](), dict[int, str]()
     for event in events:
         if event["kind"] == "lost":
             lost[event["client"]] = event["text"]
         elif event["kind"] == "rehosted":
             rehosted[event["client"]] = event["text"]
             lost.pop(event["client"], None)
-    return lost, rehosted
-
-
-def _metrics(data: Any) -> dict[str, float | None]:
-    names = [name for name in recorded_metrics(data) if name not in (ACCURACY, "test_loss")]
-    each = {name: (data[name], data[f"client_{name}"].mean("client")) for name in names}
-    return {
-        name: next((_last(of, 1) for of in (s.dropna("round").values for s in both) if len(of)), None)
-        for name, both in each.items()
-    }
+    warnings = {event["kind"]: event["text"] for event in reversed(events) if event["kind"] in WARNINGS}
+    return {"lost": sorted(lost.items()), "rehosted": sorted(rehosted.items()), "warnings": warnings}
 
 
 def _state(folder: Path) -> str | None:
@@ -163,16 +161,19 @@ def _state(folder: Path) -> str | None:
     return digest(store.load(newest, personal=False).shared) if newest else None
 
 
-def _last(values: Any, count: int) -> float | None:
-    return float(np.mean(values[-count:])) if len(values) else None
-
-
 def table(rows: Sequence[Mapping[str, Any]], each: bool = False, width: int | None = None) -> list[Any]:
     """The rows of several runs as `rich` tables: one line for each config, over its seeds, or for `each` run.
 
     One table has a line for each; where it is wider than `width`, several have a column for each, as many as fit.
     """
-    lines = list(_lines(rows, each))
+    runs = [Recorded.of(Path(row["run"])) for row in rows]
+    found = groups(runs)
+    clocks = {run.keys.get("clock", "simulated") for run in runs}
+    if each or all(len(group.runs) == 1 for group in found):
+        found = [Group(run.name, (), (run,)) for run in runs]
+    own = [[rows[runs.index(run)] for run in group.runs] for group in found]
+    seeds = len(found) < len(runs)
+    lines = [dict(_cells(group, its, rows, clocks, seeds)) for group, its in zip(found, own)]
     whole = Table(*(Column(name, justify="left" if name in ("run", "status") else "right") for name in lines[0]))
     for line in lines:
         whole.add_row(*line.values())
@@ -183,18 +184,6 @@ def table(rows: Sequence[Mapping[str, Any]], each: bool = False, width: int | No
         if all(width_of(part) <= width for part in parts):
             break
     return parts
-
-
-def _lines(rows: Sequence[Mapping[str, Any]], each: bool) -> Iterator[dict[str, str]]:
-    """Yield what the table says of each group of runs, by heading."""
-    runs = [Recorded.of(Path(row["run"])) for row in rows]
-    found = groups(runs)
-    clocks = {run.keys.get("clock", "simulated") for run in runs}
-    if each or all(len(group.runs) == 1 for group in found):
-        found = [Group(run.name, (), (run,)) for run in runs]
-    for group in found:
-        own = [rows[runs.index(run)] for run in group.runs]
-        yield dict(_cells(group, own, rows, clocks, seeds=len(found) < len(runs)))
 
 
 def _cells(group: Group, rows: Rows, everyone: Rows, clocks: set[str], seeds: bool) -> Iterator[tuple[str, str]]:
@@ -225,18 +214,16 @@ def _turned(lines: Sequence[Mapping[str, str]]) -> Any:
 def remarks(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """What does not fit into a table: why a run ended, whether one moves, who was lost, what the guard says."""
     for row in rows:
+        name = Path(row["run"]).name
         if row["reason"]:
-            yield f"{Path(row['run']).name}: {row['status']}: {row['reason']}"
+            yield f"{name}: {row['status']}: {row['reason']}"
         if (row["quiet_seconds"] or 0.0) > QUIET_SECONDS:
-            yield f"{Path(row['run']).name}: running, but has written nothing for {row['quiet_seconds']:.0f} s"
-        for client, how in row["lost"]:
-            yield f"{Path(row['run']).name}: client {client} was lost {how}"
-        for client, how in row["rehosted"]:
-            yield f"{Path(row['run']).name}: client {client} went on {how}"
+            yield f"{name}: running, but has written nothing for {row['quiet_seconds']:.0f} s"
+        yield from (f"{name}: client {client} was lost {how}" for client, how in row["lost"])
+        yield from (f"{name}: client {client} went on {how}" for client, how in row["rehosted"])
         if row["rejected"]:
-            yield f"{Path(row['run']).name}: {row['rejected']} visits were rejected, in whole or in part"
-        for kind, text in row["warnings"].items():
-            yield f"{Path(row['run']).name}: warning: {kind}: {text}"
+            yield f"{name}: {row['rejected']} visits were rejected, in whole or in part"
+        yield from (f"{name}: warning: {kind}: {text}" for kind, text in row["warnings"].items())
 
 
 def _cell(key: str, values: Sequence[Any]) -> str:

@@ -13,7 +13,12 @@ from hpcfl.store import Findings, manifest
 
 def verified(folders: Iterable[Path]) -> list[tuple[Path, Findings]]:
     """Look at runs, and at those in folders of runs; UsageError for a folder that is neither."""
-    return [(folder, findings(folder)) for given in folders for folder in _runs(given)]
+    found = []
+    for given in folders:
+        a_run = (given / manifest.NAME).is_file()  # which may have lost its run.h5
+        runs = [given] if a_run else runs_within(given) or [store.run_folder(given)]
+        found += [(folder, findings(folder)) for folder in runs]
+    return found
 
 
 def findings(folder: Path) -> Findings:
@@ -21,11 +26,6 @@ def findings(folder: Path) -> Findings:
     if any((folder / name).exists() for name in ("run.h5", manifest.NAME)):
         return store.verify(folder)
     return Findings(1, {"run.h5": "it is missing"})
-
-
-def _runs(folder: Path) -> Iterable[Path]:
-    """A run folder may have lost its run.h5."""
-    return [folder] if (folder / manifest.NAME).is_file() else runs_within(folder) or [store.run_folder(folder)]
 
 
 def lines(folder: Path, found: Findings) -> Iterator[str]:

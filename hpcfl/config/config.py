@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import Field, SerializeAsAny, field_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny
 
 from hpcfl.algorithms import Algorithm, algorithm_class, algorithms
 from hpcfl.algorithms.buffered import with_buffers
@@ -27,21 +27,11 @@ from hpcfl.base.blame import blaming
 from hpcfl.base.config import ConfigBase, check_plain, checked, sections, unknown
 from hpcfl.base.config import recorded as recorded_table
 from hpcfl.base.digests import check_unchanged, origin
-from hpcfl.base.errors import UsageError, no_meaning, toml
+from hpcfl.base.errors import UsageError, no_meaning, refusal, toml
 from hpcfl.base.loaded import renew
 from hpcfl.base.rng import key_as_seed
-from hpcfl.config.presets import (
-    PICKED,
-    Settings,
-    Table,
-    assignments,
-    chain,
-    flat,
-    on_top,
-    overlay_file,
-    read,
-    read_overlay,
-)
+from hpcfl.config import presets
+from hpcfl.config.presets import PICKED, Settings, Table
 from hpcfl.data import Federation, Header, Source
 from hpcfl.data.absent import AbsentSource
 from hpcfl.data.base import check_clients
@@ -49,6 +39,7 @@ from hpcfl.data.formats.files import found
 from hpcfl.data.user_samples import check_samples
 from hpcfl.learning.config import METRICS, TaskConfig
 from hpcfl.learning.initial_values import InitialFile
+from hpcfl.learning.task import Task
 from hpcfl.models import Model
 from hpcfl.models.modules import tracing
 from hpcfl.mpi.devices import Device
@@ -62,10 +53,17 @@ from hpcfl.schedule.speeds import Speed
 from hpcfl.schedule.staleness import Staleness
 from hpcfl.sums.guard import Guard
 
-if TYPE_CHECKING:
-    from hpcfl.learning.task import Task
-
 Count = Annotated[int, Field(ge=1)]
+
+
+def _no_zero(value: Any) -> Any:
+    """Refuse 0, which Python takes for False."""
+    if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+        raise ValueError("expected a number of at least 1, or a word")
+    return value
+
+
+NoZero = BeforeValidator(_no_zero)
 
 
 class Config(ConfigBase):
@@ -81,7 +79,7 @@ class Config(ConfigBase):
     """``simulated``: seconds are drawn, and nothing sleeps. ``wall``: they are real, and rounds close by them."""
     precision: Literal["single", "double"] = "single"
     """Type of parameters, samples and messages: float32, or float64 where the last digits of a minimum count."""
-    batch_clients: Literal["auto", False] | Count = "auto"
+    batch_clients: Annotated[Literal["auto", False] | Count, NoZero] = "auto"
     """Clients per chunk: their computations are batched together. The chunk size decides about the last bits of a
     result, so it follows from the config alone and never from the number of ranks. ``auto``: by the sizes of model and
     federation; in a replay that of the recorded run. Several such chunks of a rank are computed at once where that
@@ -90,7 +88,7 @@ class Config(ConfigBase):
     ``auto`` is one by one, as with ``false``, unless rounds wait for all visits, as fast as they go, and each counts as
     a whole; with more ranks than chunks these are smaller. A number is refused where layers leave one by one, or where
     the server looks at single messages."""
-    threads: Literal["auto"] | Count = "auto"
+    threads: Annotated[Literal["auto"] | Count, NoZero] = "auto"
     """Threads per rank within one operation; like the chunk size part of what decides about the last bits. ``auto``: 1
     in simulated time; in wall time OMP_NUM_THREADS, or this rank's share of the cores of its host, hyper-threads of one
     counted once, at most of what its control groups allow."""
@@ -103,13 +101,13 @@ class Config(ConfigBase):
     deterministic: Literal["auto"] | bool = "auto"
     """On a GPU: only algorithms that give the same bits each time, and no TF32, so that a run has one result on any
     number of ranks on one kind of GPU. ``auto``: in simulated time."""
-    lane_width: Literal["auto", "node", "all", "two-level"] | Count = "auto"
+    lane_width: Annotated[Literal["auto", "node", "all", "two-level"] | Count, NoZero] = "auto"
     """Wall clock: client ranks that share a lane. A lane can be held up by its own ranks only; 1 is safest, and wider
     lanes save bytes. ``node``: the ranks of one host. ``all``: all ranks. ``auto``: 1 up to 64 ranks, then ``node``.
     ``two-level``: one rank of each host leads it, over lanes of one rank; it passes the state on and sends the server
     sums of what has come in time, so that a rank can hold up nobody and the server hears of hosts only; where arrivals
     end rounds, which count one by one, it passes its neighbours' messages on."""
-    leaders: Literal["node"] | Count = "node"
+    leaders: Annotated[Literal["node"] | Count, NoZero] = "node"
     """With lane_width = 'two-level': ranks that lead others. ``node``: one on each host. A number: so many in all, of
     which each leads as many neighbours as the others."""
     fan_out: int = Field(FAN_OUT, ge=2)
@@ -151,13 +149,15 @@ class Config(ConfigBase):
     model: SerializeAsAny[Model]
     """The model that is trained: a chain of layers, or ``package.module:factory``, any ``torch.nn.Module``."""
 
-    @field_validator("batch_clients", "threads", "lane_width", "leaders", mode="before")
-    @classmethod
-    def _no_zero(cls, value: Any) -> Any:
-        """Refuse 0, which Python takes for False."""
-        if isinstance(value, int) and not isinstance(value, bool) and value < 1:
-            raise ValueError("expected a number of at least 1, or a word")
-        return value
+    @property
+    def rules(self) -> Participation:
+        """The rules that rounds really follow: of a replay those of the run that it replays."""
+        return self.speed.rules(self.participation)
+
+    @property
+    def picked(self) -> dict[str, str]:
+        """The names that pick the classes of sections, by section."""
+        return {section: getattr(getattr(self, section), pick.by) for section, pick in PICKED.items()}
 
     @property
     def one_by_one(self) -> bool:
@@ -182,8 +182,7 @@ class Config(ConfigBase):
     @property
     def _splits_last(self) -> bool:
         """Whether visits send the layers of their last step one by one, of a method that does so where asked to."""
-        closes = self.speed.rules(self.participation).close != "all"
-        return closes and self.participation.partial == "layers" and self.algorithm.splits_last
+        return self.rules.close != "all" and self.participation.partial == "layers" and self.algorithm.splits_last
 
     @property
     def reproducible(self) -> bool:
@@ -223,40 +222,33 @@ class Config(ConfigBase):
     def check_values(self) -> None:
         """Raise UsageError where values do not go together; no data are read."""
         if self.clock == "wall" and self.batch_clients not in ("auto", False, 1) and self._unbatched:
-            raise UsageError(
-                f"batch_clients: with clock = 'wall' {self._unbatched}: expected 'auto', false or 1, "
-                f"got {self.batch_clients}; did you mean 1?"
-            )
+            why = f"batch_clients: with clock = 'wall' {self._unbatched}"
+            raise refusal(why, "'auto', false or 1", self.batch_clients, 1)
         if self.clock == "wall" and self.participation.by_arrivals and self.guard.max_norm:
-            raise UsageError(
-                "guard.max_norm: with participation.close = 'arrivals' norms are measured in simulated time only: "
-                "remove it, or set clock = 'simulated'"
-            )
+            why = "with participation.close = 'arrivals' norms are measured in simulated time only"
+            raise UsageError(f"guard.max_norm: {why}: remove it, or set clock = 'simulated'")
         if self.clock == "wall" and self.algorithm.between_rounds:
             key = self.algorithm.between_rounds
             raise UsageError(f"clock: {key} lets all clients learn after each round: expected 'simulated', got 'wall'")
         self._check_lost_ranks()
         if self.start_within is not None and self.clock != "wall":
-            raise UsageError(
-                "start_within: in simulated time all ranks are needed: expected clock = 'wall', got 'simulated'; "
-                "remove it"
-            )
+            why = "start_within: in simulated time all ranks are needed"
+            raise UsageError(f"{why}: expected clock = 'wall', got 'simulated'; remove it")
         if self.min_ranks is not None and self.start_within is None:
-            raise UsageError(
-                f"min_ranks = {self.min_ranks} is only for a start with a time limit: set start_within, in seconds"
-            )
+            only = "is only for a start with a time limit: set start_within, in seconds"
+            raise UsageError(f"min_ranks = {self.min_ranks} {only}")
         self.check_lanes()
         for key, idle in (("buffers", "mean"), ("embedding", None)) if self.model.chain else ():
             if (value := getattr(self.task, key)) != idle:
-                other = "model.name = 'package.module:factory'"
-                raise no_meaning(f"task.{key}", value, f"model.name = '{self.model.name}'", other)
+                beside, other = (f"model.name = '{name}'" for name in (self.model.name, "package.module:factory"))
+                raise no_meaning(f"task.{key}", value, beside, other)
         self.task.check()
         self.checkpoint.check(self.evaluate, self.task.columns)
         self.oracle.check()
         self.server.check(self.algorithm, self.doubling, self.model)
-        rules = self.participation, self.doubling, self.speed, self.algorithm
-        planner.check(*rules, self.rounds, self.clients, self.clock)
-        how = self.speed.rules(self.participation), self.speed.known(self.clock)
+        parts = self.participation, self.doubling, self.speed, self.algorithm
+        planner.check(*parts, self.rounds, self.clients, self.clock)
+        how = self.rules, self.speed.known(self.clock)
         kept_by = f"algorithm.name = '{self.algorithm.name}'" if self.algorithm.keeps_sent else ""
         if self.weighting.correct == "remembered":
             kept_by = "weighting.correct = 'remembered'"
@@ -290,9 +282,8 @@ class Config(ConfigBase):
                 if (value := getattr(self, key)) != plain:
                     raise no_meaning(key, value, f"lane_width = {self.lane_width!r}", f"lane_width = '{TWO_LEVEL}'")
         elif self.clock == "wall" and self.lost_clients == "rehost":
-            raise UsageError(
-                f"lost_clients = 'rehost' does not go with lane_width = '{TWO_LEVEL}': remove it, or set lane_width = 1"
-            )
+            beside = f"does not go with lane_width = '{TWO_LEVEL}'"
+            raise UsageError(f"lost_clients = 'rehost' {beside}: remove it, or set lane_width = 1")
         why = ""
         if self.clock != "wall":
             why = "in simulated time a dead rank ends the job: expected clock = 'wall'"
@@ -307,10 +298,9 @@ class Config(ConfigBase):
         self.algorithm.check_model(self.model, header)
         self.task.check_labels(header)
         if (header.tokens or header.pieces) and self.model.chain:
-            raise UsageError(
-                f"data: samples are {'tuples' if header.pieces else 'tokens'}, model.name = '{self.model.name}' takes "
-                "arrays of real numbers: expected a model from outside, 'package.module:factory'"
-            )
+            takes = f"model.name = '{self.model.name}' takes arrays of real numbers"
+            instead = "expected a model from outside, 'package.module:factory'"
+            raise UsageError(f"data: samples are {'tuples' if header.pieces else 'tokens'}, {takes}: {instead}")
         if self.model.initial is not None:
             InitialFile(Path(self.model.initial), self.clients, self.precision)
         shapes = header.shapes
@@ -324,14 +314,12 @@ class Config(ConfigBase):
             whose = f"client number {other} has features of shape {shapes[other]}, the first one {shapes[0]}"
         classes = {name: algorithm_class(name) for name in algorithms()}
         able = ", ".join(name for name, cls in classes.items() if cls.any_shape and (header.fresh or not cls.fresh))
-        raise UsageError(
-            f"data: {whose}: algorithm '{self.algorithm.name}' shares one model, which needs equal shapes; "
-            f"expected one of {able}"
-        )
+        why = f"algorithm '{self.algorithm.name}' shares one model, which needs equal shapes"
+        raise UsageError(f"data: {whose}: {why}; expected one of {able}")
 
     def federation(self, data_dir: Path | None) -> Federation:
         """Return the clients' data; UsageError where they cannot be read, or are those of another number of clients."""
-        name = getattr(self.data, PICKED["data"].by)
+        name = self.picked["data"]
         # data of the user's draw the same from global generators wherever they are made
         seeded = tracing.seeded(key_as_seed(self.seed, "data")) if ":" in name else nullcontext()
         with blaming(of=("data.name",)), seeded:
@@ -343,7 +331,7 @@ class Config(ConfigBase):
         return made
 
     def _check_clients(self, there: int | None) -> None:
-        check_clients(self.clients, there, f"data.name = '{getattr(self.data, PICKED['data'].by)}'")
+        check_clients(self.clients, there, f"data.name = '{self.picked['data']}'")
 
     def method(self, task: Task, algorithm: Algorithm | None = None) -> Algorithm:
         """Return the config's algorithm, or another, with all that stands around it for a task."""
@@ -351,8 +339,7 @@ class Config(ConfigBase):
         if self._splits_last and method.splits_last:
             method = with_last_step(method)
         if self.weighting.correct != "none":
-            members = self.speed.rules(self.participation).taking_part(self.clients)
-            method = with_correction(method, self.weighting, members)
+            method = with_correction(method, self.weighting, self.rules.taking_part(self.clients))
         return with_server_optimizer(with_buffers(method, task), task, self.server)
 
     def text(self) -> str:
@@ -367,26 +354,29 @@ class Config(ConfigBase):
     @property
     def named(self) -> list[tuple[str, str]]:
         """What the config names from outside the package, as ``package.module:Class``, each with its key."""
-        names = [(f"{section}.{pick.by}", getattr(getattr(self, section), pick.by)) for section, pick in PICKED.items()]
+        names = [(f"{section}.{PICKED[section].by}", name) for section, name in self.picked.items()]
         return [(key, name) for key, name in (*names, *self.task.own) if ":" in name]
 
     def placed(self, data_dir: Path | None) -> Config:
         """Return the same with absolute paths of the files that its sections name; UsageError where one is missing."""
-        there = {}
-        for name in sections(type(self)):
-            section = getattr(self, name)
-            files = {key: getattr(section, key) for key in section.paths if getattr(section, key) is not None}
-            paths = {key: str(found(f"{name}.{key}", file, data_dir)) for key, file in files.items()}
-            if paths != files:
-                there[name] = section.model_copy(update=paths)
-        return self.model_copy(update=there) if there else self
+        there = dict[str, dict[str, str]]()
+        for (section, key), file in self._files.items():
+            if (path := str(found(f"{section}.{key}", file, data_dir))) != file:
+                there.setdefault(section, {})[key] = path
+        changes = {section: getattr(self, section).model_copy(update=paths) for section, paths in there.items()}
+        return self.model_copy(update=changes)
 
     @property
     def files(self) -> dict[str, dict[str, str]]:
         """The files that its sections name, ``{"section.key": {"file": …, "sha256": …}}``."""
-        held = {name: getattr(self, name) for name in sections(type(self))}
-        named = {f"{name}.{key}": getattr(part, key) for name, part in held.items() for key in part.paths}
-        return {key: origin(Path(file)) for key, file in named.items() if file is not None}
+        return {".".join(key): origin(Path(file)) for key, file in self._files.items()}
+
+    @property
+    def _files(self) -> dict[tuple[str, str], str]:
+        """The files that its sections name, by section and key."""
+        keys = [(section, key) for section in sections(type(self)) for key in getattr(self, section).paths]
+        named = {(section, key): getattr(getattr(self, section), key) for section, key in keys}
+        return {key: file for key, file in named.items() if file is not None}
 
 
 Overlay = str | Path | Mapping[str, Any]
@@ -430,47 +420,41 @@ def load(
             check_plain(given, "config")
     if isinstance(what, Config) and not settings and not several:
         return what.placed(data_dir)
-    tables = [_overlay_table(each) for each in several]
+    tables = [
+        dict(each) if isinstance(each, Mapping) else _read(str(presets.overlay_file(str(each)))) for each in several
+    ]
     below = _table(what)
     names = ["" if isinstance(each, Mapping) else f"{each}: " for each in several]
-    sources = {key: name for name, table in zip(names, tables) for key, _ in flat(table)}
-    sources |= {key: "" for key, _, _ in assignments(settings)}
+    sources = {key: name for name, table in zip(names, tables) for key, _ in presets.flat(table)}
+    sources |= {key: "" for key, _, _ in presets.assignments(settings)}
     try:
-        table, dropped = on_top(below, tables, settings)
+        table, dropped = presets.on_top(below, tables, settings)
         loaded = from_table(table, data_dir=data_dir).placed(data_dir)
     except UsageError as error:
-        raise UsageError(_source(str(error), sources) + str(error)) from error
+        wrong = str(error).partition(": ")[0].partition(" ")[0]
+        source = next((source for key, source in sources.items() if f"{key}.".startswith(f"{wrong}.")), "")
+        raise UsageError(f"{source}{error}") from error
     if dropped and tell:
         name = f"{what}: " if isinstance(what, str | Path) else ""
         print(f"hpcfl: {name}dropped {'; '.join(dropped)}", file=sys.stderr, flush=True)
     return loaded
 
 
-def _source(line: str, sources: Mapping[str, str]) -> str:
-    """Return which source gave the key that an error begins with."""
-    key = line.partition(": ")[0].partition(" ")[0]
-    return next((source for given, source in sources.items() if f"{given}.".startswith(f"{key}.")), "")
-
-
 def _table(what: ConfigLike) -> Table:
     """Return a config as a nested table; of a `Config` what it was given, not what is the default."""
     if isinstance(what, Config):
         given = what.model_dump(mode="json", exclude_unset=True)
-        for section, pick in PICKED.items():
-            given[section][pick.by] = getattr(getattr(what, section), pick.by)
+        for section, name in what.picked.items():
+            given[section][PICKED[section].by] = name
         return given
-    if isinstance(what, Mapping):
-        return dict(what)
-    for file, _ in chain(str(what)):
+    return dict(what) if isinstance(what, Mapping) else _read(str(what))
+
+
+def _read(name: str) -> Table:
+    """Return what a file says with its bases; classes from outside are looked for beside each of these."""
+    for file, _ in presets.chain(name):
         plugins.look_in(file.parent)
-    return read(str(what))
-
-
-def _overlay_table(overlay: Overlay) -> Table:
-    if isinstance(overlay, Mapping):
-        return dict(overlay)
-    plugins.look_in(overlay_file(str(overlay)).parent)
-    return read_overlay(str(overlay))
+    return presets.read(name)
 
 
 def from_text(text: str) -> Config:
@@ -531,26 +515,25 @@ def to_read(
     if "model.initial" in absent:
         table["model"] = {**table["model"], "initial": None}
     task = TaskConfig.from_table(table.get("task", {}), "task")
-    here: dict[str, Callable[[], object]] = {section: partial(_picked, table, section) for section in PICKED}
-    here["task"] = task.check
     names = {section: [table.get(section, {}).get(pick.by, pick.default)] for section, pick in PICKED.items()}
     names["task"] = [name for _, name in task.own]
-    for section, find in here.items():
+    for section, own in names.items():
+        find = task.check if section == "task" else partial(_picked, table, section)
         try:
-            for reason in (lost[name] for name in names[section] if name in lost):
+            for reason in (lost[name] for name in own if name in lost):
                 raise UsageError(reason)
             find()
         except UsageError as error:
             absent.setdefault(section, str(error))
     if "model" in absent:
         raise UsageError(absent["model"])
-    stands: dict[str, Callable[[], ConfigBase]] = {
-        "algorithm": lambda: Algorithm(name=names["algorithm"][0]),
-        "speed": lambda: Speed(model=names["speed"][0]),
-        "data": lambda: AbsentSource(name=names["data"][0]),
-        "task": lambda: task.model_copy(update={"loss": "auto", "metrics": METRICS}),
+    stands = {
+        "algorithm": Algorithm(name=names["algorithm"][0]),
+        "speed": Speed(model=names["speed"][0]),
+        "data": AbsentSource(name=names["data"][0]),
+        "task": task.model_copy(update={"loss": "auto", "metrics": METRICS}),
     }
-    instead = {section: make() for section, make in stands.items() if section in absent}
+    instead = {section: stand for section, stand in stands.items() if section in absent}
     config = from_table(table, instead=instead)
     if "speed" not in absent:
         try:
@@ -561,9 +544,7 @@ def to_read(
 
 
 def from_table(
-    table: Table,
-    data_dir: Path | None = None,
-    instead: Mapping[str, ConfigBase] = MappingProxyType({}),
+    table: Table, data_dir: Path | None = None, instead: Mapping[str, ConfigBase] = MappingProxyType({})
 ) -> Config:
     """Return the typed config of a nested table.
 

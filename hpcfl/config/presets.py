@@ -6,6 +6,7 @@ import functools
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from importlib import resources
 from pathlib import Path
@@ -46,6 +47,7 @@ PICKED = {
     "model": Pick("name", None, models, model_class),
 }
 VARIANTS = "variants.toml"
+LIST = "; hpcfl list names them all"
 DOTTED = re.compile(r"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*)""" + f"{{{DEPTH + 1}}}")
 LARGEST = 4 << 20
 """Bytes that a config file may have."""
@@ -118,7 +120,7 @@ def overlays() -> Mapping[str, Path]:
 
 def preset_file(name: str) -> Path:
     """The file that `name` means: a path, or a preset."""
-    return _named_file(name, presets(), "preset", "; hpcfl list names them all")
+    return _named_file(name, presets(), "preset", LIST)
 
 
 def overlay_file(name: str) -> Path:
@@ -141,7 +143,7 @@ def _named_file(name: str, known: Mapping[str, Path], kind: str, otherwise: str)
     return known[name]
 
 
-def _near(name: str, known: Iterable[str], otherwise: str = "; hpcfl list names them all") -> str:
+def _near(name: str, known: Iterable[str], otherwise: str) -> str:
     """A hint at the name that is nearest; where none is near, there are too many to name them all."""
     hint = did_you_mean(name, known)
     return hint if "did you mean" in hint else otherwise
@@ -188,7 +190,7 @@ def chain(name: str, above: tuple[Path, ...] = ()) -> list[tuple[Path, Table]]:
     if beside.resolve() in (path.resolve(), *above):
         raise UsageError(f"{path}: base = '{base}' leads back to where it began")
     if not is_file(beside) and base not in presets():
-        raise UsageError(f"{path}: base: no preset or file '{base}'{_near(base, presets())}")
+        raise UsageError(f"{path}: base: no preset or file '{base}'{_near(base, presets(), LIST)}")
     return [*chain(str(beside) if is_file(beside) else base, (path.resolve(), *above)), (path, table)]
 
 
@@ -231,33 +233,28 @@ def _dropped(table: Table, inherited: Table, own: Collection[str]) -> list[str]:
         if not _are_tables(before, now):
             continue
         rest = [key for key in before if key in now and f"{section}.{key}" not in own]
-        for lost, why in (_lacking(section, before, now, rest), *_only_for_another(section, before, now, rest)):
+        for lost, why in _without_meaning(section, before, now, rest):
             for key in lost:
                 del now[key]
-            if lost:
-                said.append(f"{', '.join(f'{section}.{key}' for key in lost)}, which {why}")
+            said.append(f"{', '.join(f'{section}.{key}' for key in lost)}, which {why}")
     return said
 
 
-def _lacking(section: str, before: Table, now: Table, rest: list[str]) -> tuple[list[str], str]:
-    """Return the keys among `rest` that the section's class lacks, if it is another one than before, and why."""
-    pick = PICKED.get(section)
-    name, was = (table.get(pick.by, pick.default) if pick else None for table in (now, before))
-    if pick is None or not isinstance(name, str) or name == was:
-        return [], ""
-    cls = pick.find(name)
-    lost = [key for key in rest if key not in cls.model_fields]
-    return lost, f"{section}.{pick.by} = '{name}' does not have"
+def _without_meaning(section: str, before: Table, now: Table, rest: list[str]) -> Iterator[tuple[list[str], str]]:
+    """Yield keys among `rest` that go, and why.
 
-
-def _only_for_another(section: str, before: Table, now: Table, rest: list[str]) -> Iterator[tuple[list[str], str]]:
-    """Yield each key among `rest` that is only for the word that the section had before, and why it goes."""
+    They are those that the section's class lacks, if it is another one than before, and each that is only for the word
+    that the section had before.
+    """
+    if pick := PICKED.get(section):
+        name, was = (table.get(pick.by, pick.default) for table in (now, before))
+        fields = pick.find(name).model_fields if isinstance(name, str) and name != was else before
+        if lost := [key for key in rest if key not in fields]:
+            yield lost, f"{section}.{pick.by} = '{name}' does not have"
     rules: Mapping[str, tuple[str, str | tuple[str, ...]]] = {}
-    if section == "participation":
-        rules = Participation.only_for
-    if section == "server":
-        rules = ServerOptimizer.only_for
-    if section == "data" and isinstance(name := now.get("name"), str):
+    if section in ("participation", "server"):
+        rules = Participation.only_for if section == "participation" else ServerOptimizer.only_for
+    elif section == "data" and isinstance(name := now.get("name"), str):
         rules = source_class(name).only_for
     for key, (choice, words) in rules.items():
         words = (words,) if isinstance(words, str) else words
@@ -281,23 +278,18 @@ def assignments(settings: Settings) -> Iterator[tuple[str, Any, str]]:
     """Yield key, value and what an error begins with, of values by dotted key or of texts ``a.b=value``."""
     if isinstance(settings, Mapping):
         yield from ((key, value, f"settings: {key}") for key, value in settings.items())
-    else:
-        yield from map(_assignment, settings)
-
-
-def _assignment(setting: str) -> tuple[str, Any, str]:
-    """Read ``a.b=value``; the value is TOML, or a bare word."""
-    key, sign, text = setting.partition("=")
-    if not sign or not key:
-        raise UsageError(f"--set {setting}: expected key=value")
-    where, word = f"--set {cut(setting, VALUE)}", text.strip()
-    check_plain([key, word], where)
-    try:
-        table = _loaded(f"x = {word}", where)
-        value = table["x"] if len(table) == 1 else word  # else the word has lines of its own
-    except tomllib.TOMLDecodeError:
-        value = word
-    return key.strip(), value, where
+        return
+    for setting in settings:
+        key, sign, text = setting.partition("=")
+        if not sign or not key:
+            raise UsageError(f"--set {setting}: expected key=value")
+        where, word = f"--set {cut(setting, VALUE)}", text.strip()
+        check_plain([key, word], where)
+        value: Any = word
+        with suppress(tomllib.TOMLDecodeError):  # a bare word
+            table = _loaded(f"x = {word}", where)
+            value = table["x"] if len(table) == 1 else word  # else the word has lines of its own
+        yield key.strip(), value, where
 
 
 def set_key(table: Table, key: str, value: Any, where: str) -> None:

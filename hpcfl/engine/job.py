@@ -32,10 +32,9 @@ from hpcfl.learning.slots import Slots
 from hpcfl.learning.task import Task
 from hpcfl.mpi.placement import Chunk, check_width, chunk_size, cut
 from hpcfl.mpi.transport import Personal
-from hpcfl.schedule.arrivals import Flights
 from hpcfl.schedule.doubling import Stage
 from hpcfl.schedule.plan import Plan
-from hpcfl.schedule.planner import Planner
+from hpcfl.schedule.planner import Flights, Planner
 from hpcfl.sums.guard import Norms, RunGuard, Watch
 from hpcfl.sums.layers import Layers
 from hpcfl.sums.message import Arrived, Block, Layout

@@ -15,16 +15,14 @@ from hashlib import sha256
 from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpcfl.base.errors import UsageError, listed
 from hpcfl.base.loaded import OURS
 from hpcfl.base.plugins import digests
+from hpcfl.config import Config
 from hpcfl.launch.failure import raise_together
 from hpcfl.mpi.waiting import tell, texts
-
-if TYPE_CHECKING:
-    from hpcfl.config import Config
 
 Code = Mapping[str, Mapping[str, Any]]
 Build = Mapping[str, str]
@@ -85,24 +83,21 @@ def check_builds(found: Sequence[Build], allow_mixed: bool) -> str:
 
     It is told if that is allowed; else it is a UsageError.
     """
-    line = differing(found)
-    if line and not allow_mixed:
-        raise UsageError(f"{line}: expected the same on all ranks; --allow-mixed runs with them as they are")
-    if line:
+    if line := differing(found):
+        if not allow_mixed:
+            raise UsageError(f"{line}: expected the same on all ranks; --allow-mixed runs with them as they are")
         print(f"hpcfl: {line}: another number of ranks may give another result", file=sys.stderr, flush=True)
     return line
 
 
 def differing(found: Sequence[Build]) -> str:
     """Return in one line which ranks compute by other code than rank 0, and where; "" if none does."""
-    if not found:
-        return ""
-    first = found[0]
+    first = found[0] if found else {}
     names = [name for name in first if name != "host" and any(each.get(name) != first[name] for each in found)]
     ranks: dict[tuple[str, ...], list[int]] = {}
     for rank, each in enumerate(found):
         ranks.setdefault(tuple(f"{name} {each.get(name, 'unknown')}" for name in names), []).append(rank)
-    if len(ranks) == 1:
+    if len(ranks) < 2:
         return ""
     return "; ".join(
         f"{'rank' if len(those) == 1 else 'ranks'} {listed(those)} on "
@@ -140,11 +135,8 @@ def other_code(code: Code, expected: Code, who: str, whose: str) -> str:
         for name, digest in modules.items():
             wanted = before.get(spec, {}).get(name, digest)
             if digest != wanted:
-                here, there = (
-                    str(about[spec].get("modules", {}).get(name, about[spec])["file"]) for about in (code, expected)
-                )
-                return (
-                    f"{who} has loaded '{here}' (SHA-256 {digest[:DIGITS]}…) for {spec}, {whose} '{there}' "
-                    f"({wanted[:DIGITS]}…): expected the same file"
-                )
+                both = (about[spec].get("modules", {}).get(name, about[spec])["file"] for about in (code, expected))
+                here, there = map(str, both)
+                loaded = f"{who} has loaded '{here}' (SHA-256 {digest[:DIGITS]}…) for {spec}"
+                return f"{loaded}, {whose} '{there}' ({wanted[:DIGITS]}…): expected the same file"
     return ""

@@ -16,8 +16,9 @@ from hpcfl import store
 from hpcfl.base.errors import ErrorOnOtherRank, RunError, UsageError
 from hpcfl.base.lazy import torch
 from hpcfl.base.memory import LARGE_PAGES
+from hpcfl.config import Config, Overlay
 from hpcfl.engine import stopping
-from hpcfl.launch.request import default_folder, run_request
+from hpcfl.launch.request import RunRequest, default_folder, run_request
 from hpcfl.launch.run import launch
 from hpcfl.mpi.cores import cores
 from hpcfl.mpi.devices import VISIBLE
@@ -27,8 +28,6 @@ from hpcfl.results.trained import Models, NotHereError, open_models, shared_weig
 if TYPE_CHECKING:
     import xarray
     from torch import Tensor, nn
-
-    from hpcfl.config import Config, Overlay
 
 THREADS = "OMP_NUM_THREADS"
 
@@ -149,15 +148,15 @@ def run(
     place = data_dir or os.environ.get("HPCFL_DATA")
     data = Path(place) if place else None
     silent = not sys.stdout.isatty() if quiet is None else quiet
+
+    def decide() -> RunRequest | None:
+        keys = settings or {}
+        return run_request(config, keys, folder, data, resume, force, overlays, trust, quiet=silent)
+
     with _left_as_it_was():
         comm = world() if comm is None else comm
         try:
-            launch(
-                lambda: run_request(config, settings or {}, folder, data, resume, silent, force, overlays, trust=trust),
-                comm,
-                from_python=True,
-                allow_mixed=allow_mixed,
-            )
+            launch(decide, comm, from_python=True, allow_mixed=allow_mixed)
         except ErrorOnOtherRank as other:
             kind = UsageError if other.code == UsageError.code else RunError
             raise kind(other.line) from None

@@ -187,18 +187,10 @@ def _claimed(folder: Path | None, text: str) -> bool:
             file.write(text)
     except FileExistsError:
         return False
-    except OSError:  # a full disk takes no file, but a lock
-        return _is_locked(folder)
-    return True
-
-
-def _is_locked(folder: Path) -> bool:
-    """True where this process is the first to lock the folder, until it ends, or locks are not known there."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass
+    except OSError:  # a full disk takes no file, but a lock, which is there until this process ends
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:  # else locks are not known there
+            return not isinstance(error, BlockingIOError)
     return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -52,24 +53,26 @@ def run_request(
     out: Path | None,
     data_dir: Path | None,
     resume: bool = False,
-    quiet: bool = False,
     force: bool = False,
     overlays: Overlay | Iterable[Overlay] = (),
-    profile: bool = False,
     trust: bool = False,
+    **shown: bool,
 ) -> RunRequest | None:
-    """Judge a new run: its config, its data's headers, its folder. None where nothing is left to do."""
+    """Judge a new run: its config, its data's headers, its folder. None where nothing is left to do.
+
+    `shown` are `quiet` and `profile`, as a request has them.
+    """
     loaded = configs.load(config, settings, overlays, tell=True, data_dir=data_dir)
     run_dir = out or default_folder(config)
     if (run_dir / "run.h5").exists():
         if not resume:
             raise UsageError(f"'{run_dir}' already holds a run: choose another --out, or hpcfl resume {run_dir}")
         check_same(run_dir, loaded, force, trust)
-        return resume_request(run_dir, data_dir, quiet, force, profile, trust=trust)
+        return resume_request(run_dir, data_dir, force, trust=trust, **shown)
     loaded.check(data_dir)
     check_writable(run_dir)
-    place = data_dir.resolve() if data_dir else None
-    return RunRequest(folder=run_dir, config=loaded.text(), data_dir=place, quiet=quiet, force=force, profile=profile)
+    known: dict[str, Any] = {"data_dir": data_dir.resolve() if data_dir else None, "force": force, **shown}
+    return RunRequest(folder=run_dir, config=loaded.text(), **known)
 
 
 def default_folder(config: ConfigLike) -> Path:
@@ -87,10 +90,8 @@ def check_same(run_dir: Path, config: Config, force: bool = False, trust: bool =
     there, here = (dict(flat(each.model_dump(mode="json"))) for each in (held, config))
     for key in sorted(there.keys() | here.keys()):
         if there.get(key) != here.get(key):
-            raise UsageError(
-                f"'{run_dir}' holds a run with {key} = {there.get(key)!r}, expected {here.get(key)!r}; "
-                "choose another --out"
-            )
+            differs = f"{key} = {there.get(key)!r}, expected {here.get(key)!r}"
+            raise UsageError(f"'{run_dir}' holds a run with {differs}; choose another --out")
 
 
 def check_writable(run_dir: Path) -> None:
@@ -104,35 +105,53 @@ def check_writable(run_dir: Path) -> None:
 def resume_request(
     folder: Path,
     data_dir: Path | None,
-    quiet: bool = False,
     force: bool = False,
-    profile: bool = False,
     rounds: int | None = None,
     trust: bool = False,
+    **shown: bool,
 ) -> RunRequest | None:
     """Judge a resumption; a finished run says so and gives None. `force` passes over an owner on another host.
 
     `trust` imports the code that the folder names, whoever has sent it.
 
-    `rounds` are those that the run has from now on, finished or not; None: as before.
+    `rounds` are those that the run has from now on, finished or not; None: as before. `shown` as of `run_request`.
 
     With a request this process owns the folder, until `hpcfl.store.release`.
     """
     folder = store.run_folder(folder)
     store.take(folder, force)
-    request = None
-    try:
-        request = _resumption(folder, data_dir, quiet, force, profile, rounds, trust)
-    finally:
-        if request is None:
-            store.release(folder)
+    with ExitStack() as owned:
+        owned.callback(store.release, folder)
+        store.segment_paths(folder)  # a run whose metrics are gone is not done
+        status, attributes = store.read_status(folder), store.run_attributes(folder)
+        if status.state == "done" and rounds in (None, recorded_table(attributes["config"]).get("rounds")):
+            if damaged := store.verify(folder).damaged:
+                name, reason = next(iter(damaged.items()))
+                more = f" (and {len(damaged) - 1} more: hpcfl verify {folder})" if damaged.keys() - {name} else ""
+                raise RunError(f"'{folder}' is done, but {name} is not whole: {reason}{more}")
+            print(f"'{folder}' is done already")
+            return None
+        if status.state == "diverged":
+            kept = "its last finite checkpoint is kept; expected another run, such as one with a smaller step size"
+            raise UsageError(f"'{folder}' has diverged: {status.reason}; {kept}")
+        data = store.data_folder(attributes, data_dir)
+        config = configs.of_run(attributes, folder, force, trust)
+        newest, text = store.latest(folder), attributes["config"]
+        if rounds not in (None, config.rounds):
+            config = extended(folder, config, rounds, newest, json.loads(attributes.get("history", "[]")))
+            text = config.text()
+        config.check(data)
+        known = {"config": text, "data_dir": data, "checkpoint": newest, "force": force, **shown}
+        known |= {"computing": recorded(attributes), "chunk": recorded_chunk(attributes)}
+        request = RunRequest(folder=folder, **known, new=False)
+        owned.pop_all()
     return request
 
 
-def extended(folder: Path, config: Config, rounds: int, done: int, history: list[dict[str, Any]]) -> Config:
-    """Return a run's config with another number of rounds, `done` of them being in its newest checkpoint.
+def extended(folder: Path, config: Config, rounds: int, newest: Path | None, history: list[dict[str, Any]]) -> Config:
+    """Return a run's config with another number of rounds, some of them being done in its `newest` checkpoint.
 
-    `history` has the changes of that number before, oldest first, as `run.h5` has them.
+    `history` has the changes of that number before, oldest first, beside others, as `run.h5` has them.
 
     Nothing that is drawn or decided follows from the number of rounds, but for when a run ends: whether recorded or
     tabled times cover them is checked with all else, and in which rounds models are evaluated here.
@@ -142,51 +161,20 @@ def extended(folder: Path, config: Config, rounds: int, done: int, history: list
     UsageError
         If so many are done already, or if some of them would have been evaluated and were not.
     """
+    done = 0 if newest is None else number_of(newest)
     if rounds <= done:
         least = f"more than the {done} rounds that are done"
         raise UsageError(f"--rounds {rounds}: '{folder}': expected {least}; did you mean {done + 1}?")
-    due = config.evaluate.due
+    changes = [change for change in reversed(history) if change["key"] == "rounds"]
 
     def then(number: int) -> int:
         """The rounds that the run was to have when this one was done."""
-        found = config.rounds
-        for change in takewhile(lambda change: number <= change["after_round"], reversed(history)):
-            found = change["from"]
-        return found
+        later = [change["from"] for change in takewhile(lambda change: number <= change["after_round"], changes)]
+        return later[-1] if later else config.rounds
 
+    due = config.evaluate.due
     if missing := next((r for r in range(1, done + 1) if due(r, rounds) and not due(r, then(r))), 0):
-        raise UsageError(
-            f"--rounds {rounds}: evaluate.last = {config.evaluate.last}: a run of {rounds} rounds is evaluated after "
-            f"round {missing}, this one was not: expected at least {done + config.evaluate.last}"
-        )
+        last = config.evaluate.last
+        why = f"a run of {rounds} rounds is evaluated after round {missing}, this one was not"
+        raise UsageError(f"--rounds {rounds}: evaluate.last = {last}: {why}: expected at least {done + last}")
     return config.model_copy(update={"rounds": rounds})
-
-
-def _resumption(
-    folder: Path, data_dir: Path | None, quiet: bool, force: bool, profile: bool, rounds: int | None, trust: bool
-) -> RunRequest | None:
-    store.segment_paths(folder)  # a run whose metrics are gone is not done
-    status, attributes = store.read_status(folder), store.run_attributes(folder)
-    if status.state == "done" and rounds in (None, recorded_table(attributes["config"]).get("rounds")):
-        if damaged := store.verify(folder).damaged:
-            name, reason = next(iter(damaged.items()))
-            more = f" (and {len(damaged) - 1} more: hpcfl verify {folder})" if damaged.keys() - {name} else ""
-            raise RunError(f"'{folder}' is done, but {name} is not whole: {reason}{more}")
-        print(f"'{folder}' is done already")
-        return None
-    if status.state == "diverged":
-        raise UsageError(
-            f"'{folder}' has diverged: {status.reason}; its last finite checkpoint is kept; expected another run, "
-            "such as one with a smaller step size"
-        )
-    data = store.data_folder(attributes, data_dir)
-    config, newest, text = configs.of_run(attributes, folder, force, trust), store.latest(folder), attributes["config"]
-    if rounds not in (None, config.rounds):
-        done, history = 0 if newest is None else number_of(newest), json.loads(attributes.get("history", "[]"))
-        history = [change for change in history if change["key"] == "rounds"]
-        config = extended(folder, config, rounds, done, history)
-        text = config.text()
-    config.check(data)
-    known = {"config": text, "data_dir": data, "checkpoint": newest}
-    known |= {"computing": recorded(attributes), "chunk": recorded_chunk(attributes)}
-    return RunRequest(folder=folder, **known, new=False, quiet=quiet, force=force, profile=profile)

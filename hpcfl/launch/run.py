@@ -9,12 +9,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from hpcfl import config as configs
 from hpcfl import store
@@ -35,44 +35,38 @@ from hpcfl.base.lazy import MPI, torch
 from hpcfl.base.loaded import renew
 from hpcfl.base.memory import prefer_large_pages
 from hpcfl.base.types import Computing, State
+from hpcfl.config import Config
 from hpcfl.data.absent import about_samples
 from hpcfl.engine import stopping
 from hpcfl.engine.checkpointing import Saver, restored, write_part
 from hpcfl.engine.hangs import Moves, watched
-from hpcfl.engine.job import Job
+from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.loop import run
 from hpcfl.engine.profile import Phases, Profile, gathered, report
 from hpcfl.engine.progress import Reporter
 from hpcfl.engine.record import Recorder, about_clients, about_model
 from hpcfl.engine.recorded_columns import columns
+from hpcfl.engine.rounds import Rounds
 from hpcfl.engine.simulated import Simulated
 from hpcfl.engine.trial import tried
 from hpcfl.launch.alike import builds, check_builds, check_code, other_code, package_digest
-from hpcfl.launch.device import fixed_arithmetic, other_device, placed
 from hpcfl.launch.failure import ERROR_FILE, GIVE_UP_SECONDS, fail, noted, raise_together
+from hpcfl.launch.host import fixed_arithmetic, other_device, placed, read_once
 from hpcfl.launch.request import RunRequest
-from hpcfl.launch.shared_data import read_once
 from hpcfl.mpi.channel import connect
 from hpcfl.mpi.collective import Collective, Profiled
 from hpcfl.mpi.cores import Processors, processors, shares, threads
 from hpcfl.mpi.launcher import end_job, has_ulfm, library
 from hpcfl.mpi.placement import check_communicators, check_there, lane_topologies
-from hpcfl.mpi.transport import Alone
+from hpcfl.mpi.transport import Alone, Transport
 from hpcfl.mpi.waiting import Patience, Roll, names, tell, texts
 from hpcfl.realtime import start
 from hpcfl.realtime.watchdog import Noticeboard, Watchdog
-from hpcfl.schedule.arrivals import Flights
 from hpcfl.schedule.doubling import Stage
+from hpcfl.schedule.planner import Flights
 from hpcfl.store.atomic import PREFIX, number_of
 from hpcfl.store.inside import one_line
 from hpcfl.sums.guard import Norms, Watch
-
-if TYPE_CHECKING:
-    from hpcfl.config import Config
-    from hpcfl.engine.job import Progress
-    from hpcfl.engine.rounds import Rounds
-    from hpcfl.mpi.transport import Transport
-
 
 Processes = list[tuple[str, str]]
 """Host and process id of each rank."""
@@ -96,9 +90,14 @@ def launch(
     request = None
     try:
         found = builds(comm)
-        request = raise_together(
-            comm, lambda: None if comm is not None and comm.Get_rank() else _decided(decide, found, allow_mixed)
-        )
+        serves = comm is None or comm.Get_rank() == 0
+
+        def decided() -> RunRequest | None:
+            mixed = check_builds(found, allow_mixed)
+            made = decide()
+            return made and made.model_copy(update={"mixed": mixed})
+
+        request = raise_together(comm, decided if serves else lambda: None)
         if comm is not None:
             # not by pydantic's own JSON, which refuses paths that are not UTF-8
             text = tell(comm, json.dumps(request.model_dump(mode="json") if request else None))
@@ -118,29 +117,24 @@ def launch(
             store.release(request.folder)
 
 
-def _decided(
-    decide: Callable[[], RunRequest | None], found: list[dict[str, str]], allow_mixed: bool
-) -> RunRequest | None:
-    mixed = check_builds(found, allow_mixed)
-    request = decide()
-    return request and request.model_copy(update={"mixed": mixed})
-
-
 def carry_out(request: RunRequest, comm: Any) -> None:
     """Put the job together on every rank, then run it; `Stopped` if it was asked to stop."""
     plugins.look_first(request.places, request.folder, request.only)
     renew()
     config = raise_together(comm, lambda: configs.from_text(request.config))
     rank = 0 if comm is None else comm.Get_rank()
-    serves = rank == 0
-    if serves:
+    if rank == 0:
         (request.folder / ERROR_FILE).unlink(missing_ok=True)
-    told = _told(comm, f"{os.getpid()} {socket.gethostname()}")
-    processes = [(host, number) for number, _, host in (text.partition(" ") for text in told)]
+    found = told(comm, f"{os.getpid()} {socket.gethostname()}")
+    processes = [(host, number) for number, _, host in (text.partition(" ") for text in found)]
     hosts = [host for host, _ in processes]
     share = _share(comm, hosts)
-    count = _set_threads(config, share)
-    counts = [int(each) for each in _told(comm, str(count))]
+    count = config.threads
+    if count == "auto":
+        count = threads(share, os.environ.get("OMP_NUM_THREADS", "")) if config.clock == "wall" else 1
+    os.environ["OMP_NUM_THREADS"] = str(count)  # torch reads it once, when it is loaded
+    prefer_large_pages(os.environ)
+    counts = [int(each) for each in told(comm, str(count))]
     ranks = _roll(config, comm, hosts)
     with _without_absent(request, ranks):
         board = _board(ranks, hosts) if config.clock == "wall" else None
@@ -149,12 +143,13 @@ def carry_out(request: RunRequest, comm: Any) -> None:
         with _without_absent(request, ranks), watched(Moves(), config.patience, rank, len(hosts)):
             job, now = _prepared(config, request, ranks, hosts, device, count, share)
             check_code(config, ranks)
-            opened = partial(_open, request, processes, devices, counts, job, now, ranks)
-            raise_together(ranks, opened if serves else lambda: None)
+            where = {"hosts": hosts, "devices": devices, "threads": counts}
+            opened = partial(_open, request, processes, where, job, now, ranks)
+            raise_together(ranks, opened if rank == 0 else lambda: None)
         run = _in_step if board is None else partial(_in_real_time, board=board)
         phases = Profile() if request.profile else Phases()
         try:
-            tells = board is None or serves  # of the round: other ranks are told of each by the server
+            tells = board is None or rank == 0  # of the round: other ranks are told of each by the server
             moving = watched(job.moves, config.patience, rank, len(hosts), waits_in_words=board is not None)
             with moving, blaming(lambda: f" in round {now.round}" if tells else ""):
                 stopped = run(job, request, now, ranks, processes, phases)
@@ -235,39 +230,26 @@ def _share(comm: Any, hosts: list[str]) -> float:
     own = processors()
     if comm is None:
         return shares([own])[0]
-    rank, texts = comm.Get_rank(), _told(comm, json.dumps([list(own.cores), dict(own.quotas)]))
+    rank, texts = comm.Get_rank(), told(comm, json.dumps([list(own.cores), dict(own.quotas)]))
     here = [each for each, host in enumerate(hosts) if host == hosts[rank]]
     return shares([Processors(*json.loads(texts[each])) for each in here])[here.index(rank)]
-
-
-def _set_threads(config: Config, share: float) -> int:
-    """Set and return the threads per operation; torch reads the environment once, when it is loaded."""
-    count = config.threads
-    if count == "auto":
-        count = threads(share, os.environ.get("OMP_NUM_THREADS", "")) if config.clock == "wall" else 1
-    os.environ["OMP_NUM_THREADS"] = str(count)
-    prefer_large_pages(os.environ)
-    return count
 
 
 def _check_mpi(config: Config, comm: Any, hosts: list[str]) -> None:
     if config.clock == "wall" and comm is not None:
         check_communicators(library(MPI.Get_library_version()), config.lane_width, hosts)
+    expected = "expected Open MPI 5 started with 'mpiexec --with-ft ulfm'"
     keys = {"fault_tolerance": ("ulfm", "auto"), "lost_clients": ("rehost", "drop")}
     for key, (wanted, instead) in keys.items():
         if getattr(config, key) == wanted and not has_ulfm(comm):
-            raise UsageError(
-                f"{key} = '{wanted}': this MPI does not tell of dead ranks; expected Open MPI 5 started with "
-                f"'mpiexec --with-ft ulfm'; did you mean {key} = '{instead}'?"
-            )
+            why = f"this MPI does not tell of dead ranks; {expected}"
+            raise UsageError(f"{key} = '{wanted}': {why}; did you mean {key} = '{instead}'?")
     size = 1 if comm is None else comm.Get_size()
     if config.min_ranks is not None and config.min_ranks > size:
         raise refusal("min_ranks", f"at most {size}, the ranks of this job", config.min_ranks, size)
     if config.min_ranks is not None and config.min_ranks < size and not has_ulfm(comm):
-        raise UsageError(
-            f"min_ranks = {config.min_ranks}: this MPI ends a job of {size} ranks with the first of them; expected "
-            "Open MPI 5 started with 'mpiexec --with-ft ulfm'; remove it"
-        )
+        why = f"this MPI ends a job of {size} ranks with the first of them"
+        raise UsageError(f"min_ranks = {config.min_ranks}: {why}; {expected}; remove it")
 
 
 def _in_step(
@@ -392,17 +374,16 @@ def _write_end(folder: Path, stopped: Stopped | None) -> None:
 def _begun(job: Job, request: RunRequest, rank: int) -> Progress:
     """Where this rank begins: before round 0, or after the checkpoint; each rank reads the clients it hosts."""
     now = job.begin(rank)
-    if request.checkpoint is None:
-        return now
-    try:
-        _taken_up(now, request.checkpoint, job, rank)
-    except (ValueError, TypeError, LookupError, RuntimeError) as error:
-        what = f"{type(error).__name__}: {one_line(error)}"
-        raise RunError(f"checkpoint {request.checkpoint} does not fit the run: {what}") from error
+    if request.checkpoint is not None:
+        try:
+            _take_up(now, request.checkpoint, job, rank)
+        except (ValueError, TypeError, LookupError, RuntimeError) as error:
+            what = f"{type(error).__name__}: {one_line(error)}"
+            raise RunError(f"checkpoint {request.checkpoint} does not fit the run: {what}") from error
     return now
 
 
-def _taken_up(now: Progress, path: Path, job: Job, rank: int) -> None:
+def _take_up(now: Progress, path: Path, job: Job, rank: int) -> None:
     """Set a rank to where a checkpoint was written."""
     now.saved = path
     saved = store.load(path, personal=False)
@@ -422,24 +403,17 @@ def _taken_up(now: Progress, path: Path, job: Job, rank: int) -> None:
             for row, client in enumerate(chunk.clients.tolist()):
                 state[name][row] = torch.from_numpy(held[client][name])
     if saved.stale and rank == 0:
-        now.extras = job.algorithm.recalled(job.task, now.extras, partial(_saved, job, path))
 
+        def everyone() -> Iterator[tuple[int, State]]:
+            for chunk in job.chunks:
+                held = store.load_personal(path, chunk.clients.tolist())
+                yield from ((client, restored(job.like(client), state)) for client, state in held.items())
 
-def _saved(job: Job, path: Path) -> Iterator[tuple[int, State]]:
-    """Yield all clients and the personal state that a checkpoint has of them."""
-    for chunk in job.chunks:
-        for client, held in store.load_personal(path, chunk.clients.tolist()).items():
-            yield client, restored(job.like(client), held)
+        now.extras = job.algorithm.recalled(job.task, now.extras, everyone)
 
 
 def _open(
-    request: RunRequest,
-    processes: Processes,
-    devices: list[str],
-    counts: list[int],
-    job: Job,
-    now: Progress,
-    ranks: Any,
+    request: RunRequest, processes: Processes, where: Mapping[str, Any], job: Job, now: Progress, ranks: Any
 ) -> None:
     """Try what of a new run is the user's; make the run folder, or take it up again, if enough ranks are there."""
     if request.new:
@@ -448,7 +422,7 @@ def _open(
         check_there(job.config.min_ranks, len(processes), absent, ranks.seconds)
     folder = request.folder
     if request.new:
-        attributes = _attributes(request, [host for host, _ in processes], devices, counts, job)
+        attributes = _attributes(request, where, job)
         with _writable(folder):
             folder.mkdir(parents=True, exist_ok=True)
             store.take(folder, request.force)
@@ -458,7 +432,7 @@ def _open(
         if changed := _changed(held, request, job.config.code):
             with _writable(folder):
                 store.rebuild(folder, changed)
-        if other := other_device(held, devices):
+        if other := other_device(held, where["devices"]):
             print(f"hpcfl: '{folder}' {other}", file=sys.stderr, flush=True)
     if line := plugins.run_here(job.config.code):
         print(f"hpcfl: '{folder}': {line}", file=sys.stderr, flush=True)
@@ -470,14 +444,10 @@ def _open(
         store.write_status(folder, "running", ranks=[f"process {number} on {host}" for host, number in processes])
 
 
-def _attributes(
-    request: RunRequest, hosts: list[str], devices: list[str], counts: list[int], job: Job
-) -> dict[str, str]:
+def _attributes(request: RunRequest, where: Mapping[str, Any], job: Job) -> dict[str, str]:
     """What a new run records of itself, beside what it knows of its clients."""
     facts = {
-        "hosts": hosts,
-        "devices": devices,
-        "threads": counts,
+        **where,
         "code": job.config.code or None,
         "computing": {"how": job.task.computing, "why": job.task.why},
         "samples": about_samples(job.task.federation),
@@ -523,7 +493,7 @@ def _changed(held: dict[str, Any], request: RunRequest, code: dict[str, dict[str
     return attributes
 
 
-def _told(comm: Any, text: str) -> list[str]:
+def told(comm: Any, text: str) -> list[str]:
     """Every rank's text, whole, in the order of the ranks."""
     return [text] if comm is None else texts(comm, text)
 

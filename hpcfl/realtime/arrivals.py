@@ -25,8 +25,8 @@ from hpcfl.realtime.lanes import Lanes
 from hpcfl.realtime.orders import Command, Op, StateReply
 from hpcfl.realtime.outcome import add_all
 from hpcfl.realtime.server import SAVE_SECONDS, Server
-from hpcfl.schedule.arrivals import Came, check_fruitless, counts, enough, planned
 from hpcfl.schedule.plan import Plan
+from hpcfl.schedule.planner import Came, check_fruitless, counts, enough, planned
 from hpcfl.sums.guard import NO_GROUP, NOT_FINITE, Rejection
 from hpcfl.sums.message import ExactSums, Sums
 

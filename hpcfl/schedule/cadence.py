@@ -75,24 +75,19 @@ class Checkpoints(ConfigBase):
         """Raise UsageError for keys that do not go together, or not with what is evaluated, and when."""
         if self.keep_every and self.keep_every % self.every:
             near = self.every * max(1, round(self.keep_every / self.every))
-            raise refusal(
-                "checkpoint.keep_every", f"a multiple of checkpoint.every = {self.every}", self.keep_every, near
-            )
+            multiple = f"a multiple of checkpoint.every = {self.every}"
+            raise refusal("checkpoint.keep_every", multiple, self.keep_every, near)
         if self.keep_best is None:
             if self.best != "auto":
-                raise UsageError(
-                    f"checkpoint.best = '{self.best}' has no meaning without checkpoint.keep_best: did you mean 'auto'?"
-                )
+                why = "has no meaning without checkpoint.keep_best: did you mean 'auto'?"
+                raise UsageError(f"checkpoint.best = '{self.best}' {why}")
             return
         names = ["test_loss", *metrics, *(["objective"] if evaluate.objective else [])]
         if self.keep_best not in names:
             hint = did_you_mean(self.keep_best, names)
             raise UsageError(f"checkpoint.keep_best: no test gives '{self.keep_best}'{hint}")
         if self.every % evaluate.every:
-            raise refusal(
-                "checkpoint.every",
-                f"a multiple of evaluate.every = {evaluate.every}, as checkpoint.keep_best compares states that were "
-                "evaluated",
-                self.every,
-                evaluate.every * -(-self.every // evaluate.every),
-            )
+            multiple = f"a multiple of evaluate.every = {evaluate.every}"
+            why = "as checkpoint.keep_best compares states that were evaluated"
+            near = evaluate.every * -(-self.every // evaluate.every)
+            raise refusal("checkpoint.every", f"{multiple}, {why}", self.every, near)

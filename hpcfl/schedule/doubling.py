@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf, log, log2, sqrt
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from hpcfl.base.config import ConfigBase
-from hpcfl.base.errors import UsageError
-from hpcfl.base.types import Floats
-
-if TYPE_CHECKING:
-    from hpcfl.base.types import State
-    from hpcfl.schedule.participation import Participation
-    from hpcfl.sums.message import Sums
+from hpcfl.base.errors import UsageError, refusal
+from hpcfl.base.types import Floats, State
+from hpcfl.schedule.participation import Participation
+from hpcfl.sums.message import Sums
 
 
 @dataclass(frozen=True)
@@ -84,28 +81,23 @@ class Doubling(ConfigBase):
 
     def check(self, participation: Participation) -> None:
         """Raise UsageError where rounds do not close with the first visits."""
-        if self.when != "never" and participation.close != "first":
-            raise UsageError(
-                f"doubling.when = '{self.when}': expected participation.close = 'first' and participation.first = n0, "
-                f"got close = '{participation.close}'; did you mean participation.close = 'first'?"
-            )
-        if self.when != "never" and participation.adaptive:
-            raise UsageError(
-                f"participation.deadline = 'adaptive' follows from past rounds alone, and with doubling.when = "
-                f"'{self.when}' these ended with ever more visits: expected seconds, or none"
-            )
-        if self.when != "never" and self.by == "samples" and participation.min_clients > 1:
-            raise UsageError(
-                "participation.min_clients counts visits, and doubling.by = 'samples' waits for samples, which fewer "
-                f"may hold: expected at most 1, got {participation.min_clients}; did you mean 1?"
-            )
+        if self.when == "never":
+            return
+        when, first = f"doubling.when = '{self.when}'", "participation.close = 'first'"
+        if participation.close != "first":
+            got = f"got close = '{participation.close}'; did you mean {first}?"
+            raise UsageError(f"{when}: expected {first} and participation.first = n0, {got}")
+        if participation.adaptive:
+            why = f"with {when} these ended with ever more visits: expected seconds, or none"
+            raise UsageError(f"participation.deadline = 'adaptive' follows from past rounds alone, and {why}")
+        if self.by == "samples" and participation.min_clients > 1:
+            why = "counts visits, and doubling.by = 'samples' waits for samples, which fewer may hold"
+            raise refusal(f"participation.min_clients {why}", "at most 1", participation.min_clients, 1)
 
     def nothing_moves(self, method: str) -> UsageError:
         """Return the error for a method that shares nothing of which there could be a gradient."""
-        return UsageError(
-            f"doubling.when = 'gradient': algorithm.name = '{method}' shares nothing that could move; did you mean "
-            "doubling.when = 'plateau'?"
-        )
+        why = f"algorithm.name = '{method}' shares nothing that could move"
+        return UsageError(f"doubling.when = 'gradient': {why}; did you mean doubling.when = 'plateau'?")
 
     def signal(self, before: State, after: State, sums: Sums, rate: float) -> float:
         """Return what a stage may end by, at least 0; −1: the round says nothing. `rate`: the learning rate."""
@@ -165,7 +157,12 @@ class Theory:
     def rounds(self) -> list[int]:
         """Return the rounds of all stages but the last, as printed: eq. 203, whatever the distance is by then."""
         count = stages(self.first, len(self.times))
-        return [self._needed(self.distance, 0)] * (count > 1) + [self._printed(stage) for stage in range(1, count - 1)]
+        rounds = [self._needed(self.distance, 0)] * (count > 1)
+        for before, now, then in zip(*(map(self._time, range(first, count - 2 + first)) for first in range(3))):
+            flat = then == now or now == before
+            ratio = 1.0 if flat else sqrt(2) * (then - now) / (now - before)
+            rounds.append(max(0, ceil(2 * log(ratio) / log(1 / (1 - self.a)))))
+        return rounds
 
     def rounds_with_skips(self) -> list[int]:
         """Return the same with the distance followed: a stage that is to end above it takes no round."""
@@ -181,12 +178,6 @@ class Theory:
             return 0
         floor = self.floor(stage)
         return ceil(2 * log((distance - floor) / (self.leaves_at(stage) - floor)) / log(1 / (1 - self.a)))
-
-    def _printed(self, stage: int) -> int:
-        before, now, then = (self._time(number) for number in (stage - 1, stage, stage + 1))
-        if then == now or now == before:
-            return 0
-        return max(0, ceil(2 * log(sqrt(2) * (then - now) / (now - before)) / log(1 / (1 - self.a))))
 
     def _time(self, stage: int) -> float:
         return float(self.times[wanted(self.first, len(self.times), stage) - 1])

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from itertools import pairwise
 from math import inf, isfinite
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field
 
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.errors import UsageError, check_within, no_meaning, refusal, toml
@@ -16,23 +16,41 @@ from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats, Ints
 
 ARRIVALS = (
-    "concurrency",
-    "buffer",
-    "every_client",
-    "max_staleness",
-    "stop_stale",
-    "dispatch",
-    "once_per_version",
-    "max_seconds",
+    *("concurrency", "buffer", "every_client", "max_staleness"),
+    *("stop_stale", "dispatch", "once_per_version", "max_seconds"),
 )
 """Keys that are for rounds which arrivals end."""
 Deadline = float | Literal["adaptive"] | tuple[tuple[int, float], ...]
 
 
+def _counted(value: Any) -> Any:
+    several = isinstance(value, (list, tuple))
+    if all(isinstance(each, int) and not isinstance(each, bool) for each in (value if several else [value])):
+        return tuple(value) if several else value
+    raise ValueError("expected a number of clients or a list of ids")
+
+
+def _shaped(value: Any) -> Any:
+    if value is None or _is_number(value) or value == "adaptive":
+        return value
+    if isinstance(value, (list, tuple)) and all(_is_step(step) for step in value):
+        return tuple(tuple(step) for step in value)
+    raise ValueError("expected seconds, 'adaptive' or [[round, seconds], ...]")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_step(step: Any) -> bool:
+    pair = isinstance(step, (list, tuple)) and len(step) == 2 and all(map(_is_number, step))
+    return pair and isinstance(step[0], int) and isfinite(step[1])
+
+
 class Participation(ConfigBase):
     """Who is invited to a round, and when it closes: two independent choices."""
 
-    hold_out: int | tuple[int, ...] = 0
+    hold_out: Annotated[int | tuple[int, ...], BeforeValidator(_counted)] = 0
     """Clients that are kept out of the run, to be its newcomers (`hpcfl adapt`): the last so many, or those whose ids
     are listed. They are never invited, and their accuracy during the run is not known; all that counts clients counts
     the others."""
@@ -52,7 +70,7 @@ class Participation(ConfigBase):
     most as many as are invited."""
     grace: float | None = Field(None, ge=0)
     """Seconds for which a round that has its quorum waits for more (``close = "quorum"`` only); by default 0."""
-    deadline: Deadline | None = None
+    deadline: Annotated[Deadline | None, BeforeValidator(_shaped)] = None
     """Seconds above 0 after which a round closes, fewer or more of them from some rounds on (``[[0, 1.0], [100,
     0.5]]``), or what past visits suggest (``adaptive``). With ``close = "deadline"`` it is 1.0 by default; beside
     ``first``, ``quorum`` and the `buffer` of ``arrivals`` it is an upper bound, by default none."""
@@ -112,35 +130,24 @@ class Participation(ConfigBase):
     }
     """Keys that an overlay with another word for that choice does not inherit."""
 
-    @field_validator("hold_out", mode="before")
-    @classmethod
-    def _counted(cls, value: Any) -> Any:
-        several = isinstance(value, (list, tuple))
-        if all(isinstance(each, int) and not isinstance(each, bool) for each in (value if several else [value])):
-            return tuple(value) if several else value
-        raise ValueError("expected a number of clients or a list of ids")
-
-    @field_validator("deadline", mode="before")
-    @classmethod
-    def _shaped(cls, value: Any) -> Any:
-        if value is None or _is_number(value) or value == "adaptive":
-            return value
-        if isinstance(value, (list, tuple)) and all(_is_step(step) for step in value):
-            return tuple(tuple(step) for step in value)
-        raise ValueError("expected seconds, 'adaptive' or [[round, seconds], ...]")
-
     def check(self, clients: int) -> None:
         """Raise UsageError where a number does not fit the number of clients."""
         self._check_held_out(clients)
-        self._check_count("size", self.size, clients - self._held)
-        self._check_count("first", self.first, self.invited(clients))
-        self._check_count("quorum", self.quorum, self.invited(clients))
-        if self.grace is not None and self.close != "quorum":
-            raise self._no_meaning("grace", "close", "quorum")
+        invited = self.invited(clients)
+        for key in ("size", "first", "quorum", "grace", *ARRIVALS):
+            choice, word = self.only_for[key]
+            if getattr(self, choice) != word and getattr(self, key) != type(self).model_fields[key].default:
+                raise self._no_meaning(key, choice, word)
+        for key, largest in (("size", clients - self._held), ("first", invited), ("quorum", invited)):
+            (choice, word), value = self.only_for[key], getattr(self, key)
+            if getattr(self, choice) == word:
+                if value is None:
+                    raise UsageError(f"participation.{key}: {choice} = '{word}' needs it")
+                check_within(f"participation.{key}", value, 1, largest)
         self._check_deadline()
-        self._check_arrivals(clients)
-        most = self.enough or self.invited(clients)
-        check_within("participation.min_clients", self.min_clients, 0, most)
+        if self.by_arrivals:
+            self._check_arrivals(clients - self._held, self.at_work(clients))
+        check_within("participation.min_clients", self.min_clients, 0, self.enough or invited)
 
     def _check_held_out(self, clients: int) -> None:
         key, held = "participation.hold_out", self.hold_out
@@ -154,16 +161,6 @@ class Participation(ConfigBase):
                 raise UsageError(f"{key}: expected each id once, got {client} twice")
         if len(held) == clients:
             raise UsageError(f"{key}: expected at most {clients - 1} ids, so that somebody takes part, got {clients}")
-
-    def _check_count(self, key: str, value: int | None, most: int) -> None:
-        choice, word = self.only_for[key]
-        needed, by = getattr(self, choice) == word, f"{choice} = '{word}'"
-        if value is not None and not needed:
-            raise self._no_meaning(key, choice, word)
-        if value is None and needed:
-            raise UsageError(f"participation.{key}: {by} needs it")
-        if value is not None:
-            check_within(f"participation.{key}", value, 1, most)
 
     def _no_meaning(self, key: str, choice: str, word: object) -> UsageError:
         """Return the error for a key that is only for another word of a choice."""
@@ -203,64 +200,41 @@ class Participation(ConfigBase):
                 where = f" from round {start} on" if len(steps) > 1 else ""
                 raise UsageError(f"participation.deadline: expected seconds above 0, got {seconds}{where}")
 
-    def _check_arrivals(self, clients: int) -> None:
-        if self.close != "arrivals":
-            for key in ARRIVALS:
-                if getattr(self, key) != type(self).model_fields[key].default:
-                    raise self._no_meaning(key, "close", "arrivals")
-            return
-        members, most = clients - self._held, self.at_work(clients)
-        check_within("participation.concurrency", most, 1, members)
+    def _check_arrivals(self, members: int, at_work: int) -> None:
+        check_within("participation.concurrency", at_work, 1, members)
         if self.every_client:
-            self._check_every_client(members)
+            why = " with participation.every_client = true"
+            if self.buffer is None or self.buffer < members:
+                least = f"{members} or more{why}, one visit per client"
+                raise refusal("participation.buffer", least, self.buffer, members)
+            idle = {"max_staleness": 0, "dispatch": "uniform", "once_per_version": False, "deadline": None}
+            for key, good in {**idle, "max_seconds": None}.items():
+                if (value := getattr(self, key)) != good:
+                    raise refusal(f"participation.{key}", f"{toml(good)}{why}", value, good)
+            if self.concurrency not in (None, members):
+                raise refusal("participation.concurrency", f"all {members} clients{why}", self.concurrency, members)
         elif self.buffer is None and self.deadline is None:
             raise UsageError("participation.buffer: close = 'arrivals' needs it, or a participation.deadline")
-        elif self.buffer is not None:
-            self._check_buffer(self.buffer, members, most)
-        elif not self.once_per_version:
-            raise UsageError(
-                "participation.once_per_version: expected true where a deadline alone ends rounds of close = "
-                "'arrivals', or a participation.buffer"
-            )
-        for key, good, why in (
-            ("invite", "all", "sends out whom participation.dispatch says"),
-            ("min_clients", 0, "repeats no round"),
-        ):
-            if (value := getattr(self, key)) != good:
-                raise UsageError(f"participation.{key}: close = 'arrivals' {why}: expected {good!r}, got {value!r}")
+        elif self.buffer is None and not self.once_per_version:
+            where = "where a deadline alone ends rounds of close = 'arrivals', or a participation.buffer"
+            raise UsageError(f"participation.once_per_version: expected true {where}")
+        elif self.buffer is not None and self.once_per_version and self.deadline is None:  # else it is never full
+            most, who = (at_work, "participation.concurrency") if self.dispatch == "reporter" else (members, "clients")
+            why = f" ({who}) with participation.once_per_version = true"
+            check_within("participation.buffer", self.buffer, 1, most, why)
+        whom = "close = 'arrivals' sends out whom participation.dispatch says"
+        if self.invite != "all":
+            raise UsageError(f"participation.invite: {whom}: expected 'all', got {self.invite!r}")
+        if self.min_clients:
+            why = "close = 'arrivals' repeats no round"
+            raise UsageError(f"participation.min_clients: {why}: expected 0, got {self.min_clients}")
         if self.deadline == "adaptive":
             raise UsageError("participation.deadline: expected seconds with close = 'arrivals', got 'adaptive'")
         if self.stop_stale and self.max_staleness is None:
             raise UsageError("participation.stop_stale = true needs participation.max_staleness")
         if self.partial in ("layers", "steps") and self.max_seconds is None:
-            raise UsageError(
-                f"participation.partial = '{self.partial}': with close = 'arrivals' only participation.max_seconds "
-                "cuts visits short, and there is none"
-            )
-
-    def _check_buffer(self, buffer: int, members: int, at_work: int) -> None:
-        """Refuse more visits than ever come of clients that go out once per version, where no deadline ends rounds."""
-        if self.once_per_version and self.deadline is None:
-            most, who = (at_work, "participation.concurrency") if self.dispatch == "reporter" else (members, "clients")
-            check_within(
-                "participation.buffer", buffer, 1, most, f" ({who}) with participation.once_per_version = true"
-            )
-
-    def _check_every_client(self, members: int) -> None:
-        why = " with participation.every_client = true"
-        if self.buffer is None or self.buffer < members:
-            raise refusal("participation.buffer", f"{members} or more{why}, one visit per client", self.buffer, members)
-        for key, good in (
-            ("max_staleness", 0),
-            ("dispatch", "uniform"),
-            ("once_per_version", False),
-            ("deadline", None),
-            ("max_seconds", None),
-        ):
-            if (value := getattr(self, key)) != good:
-                raise refusal(f"participation.{key}", f"{toml(good)}{why}", value, good)
-        if self.concurrency not in (None, members):
-            raise refusal("participation.concurrency", f"all {members} clients{why}", self.concurrency, members)
+            why = "with close = 'arrivals' only participation.max_seconds cuts visits short, and there is none"
+            raise UsageError(f"participation.partial = '{self.partial}': {why}")
 
     @property
     def by_arrivals(self) -> bool:
@@ -365,12 +339,3 @@ class Participation(ConfigBase):
             return members
         rng = keyed(seed, "cohort", round, step=attempt)
         return np.sort(rng.choice(members, self.invited(clients), replace=False))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _is_step(step: Any) -> bool:
-    pair = isinstance(step, (list, tuple)) and len(step) == 2 and all(map(_is_number, step))
-    return pair and isinstance(step[0], int) and isfinite(step[1])

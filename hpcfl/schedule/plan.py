@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, isnan, nan
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,13 +99,8 @@ class Arrivals:
 
     def of(self, rows: Ints) -> Arrivals:
         """Return the same of some visits."""
-        return replace(
-            self,
-            versions=self.versions[rows],
-            numbers=self.numbers[rows],
-            times=self.times[rows],
-            factors=self.factors[rows],
-        )
+        own = {name: getattr(self, name)[rows] for name in ("versions", "numbers", "times", "factors")}
+        return replace(self, **own)
 
 
 @dataclass(frozen=True)
@@ -162,6 +158,16 @@ class Plan:
         chances = np.zeros((0, layers)), np.ones(layers)
         return cls(round, none, np.zeros(0), none, 0.0, *chances, closes_after, repeats)
 
+    @classmethod
+    def of_arrivals(
+        cls, round: int, layers: int, arrivals: Arrivals, cohort: Ints, seconds: Floats, depth: Ints, **more: Any
+    ) -> Plan:
+        """Return a round that arrivals have ended: what chances there were is not known."""
+        chances = np.full((len(cohort), layers), nan), np.zeros(layers)
+        return cls(
+            round, cohort, seconds, depth, arrival=chances[0], miss_probability=chances[1], arrivals=arrivals, **more
+        )
+
     @property
     def invited(self) -> Ints:
         """Whose visits might have counted, ascending ids, int64 [n].
@@ -186,19 +192,9 @@ class Plan:
         kinds, parts = np.stack([wave, self.arrivals.versions, self.arrivals.numbers], 1), list[Plan]()
         for kind in np.unique(kinds, axis=0):
             rows = np.flatnonzero((kinds == kind).all(1))
-            part = replace(
-                self,
-                round=int(kind[1]),
-                cohort=self.cohort[rows],
-                seconds=self.seconds[rows],
-                depth=self.depth[rows],
-                arrival=self.arrival[rows],
-                steps=None if self.steps is None else self.steps[rows],
-                arrivals=self.arrivals.of(rows),
-                number=int(kind[2]),
-                among=rows,
-            )
-            parts.append(part)
+            own = {name: getattr(self, name)[rows] for name in ("cohort", "seconds", "depth", "arrival")}
+            own |= {"steps": None if self.steps is None else self.steps[rows], "arrivals": self.arrivals.of(rows)}
+            parts.append(replace(self, round=int(kind[1]), number=int(kind[2]), among=rows, **own))
         return parts
 
     @cached_property

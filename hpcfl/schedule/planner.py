@@ -1,26 +1,34 @@
-"""The one planner of both clocks: who is invited to a round, when it closes, how far each visit comes."""
+"""The one planner of both clocks: who is invited to a round, when it closes, how far each visit comes.
+
+Where arrivals end rounds, it says who is at work with which state, and who arrives next, in simulated time by an event
+queue. Clients are sent out with the newest state, in the order in which places become free, and report when they are
+done; the server takes a step with every `buffer` visits, when all have reported often enough, or after a `deadline`,
+and a round is such a step. All of it is a pure function of config and seed, so every rank keeps the same queue without
+a word. Who arrives at the same time arrives in the order of the ids. A step is taken before anybody is sent out in its
+stead, so that who arrives last begins with what it has brought about.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
 from math import ceil, inf, isfinite, nan
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcfl import store
 from hpcfl.base.errors import RunError, UsageError, listed, no_meaning, refusal
+from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats, Ints
-from hpcfl.schedule.arrivals import Flights, Queue
 from hpcfl.schedule.doubling import Doubling, Stage, Theory, entered, stages, wanted
 from hpcfl.schedule.participation import Participation
-from hpcfl.schedule.plan import Attempt, Plan
+from hpcfl.schedule.plan import Arrivals, Attempt, Plan
 from hpcfl.schedule.speeds.base import CLOSE, Speed
 from hpcfl.schedule.staleness import Staleness
 
@@ -70,10 +78,15 @@ class Planner:
     def clients(self) -> int:
         return len(self.sizes)
 
+    @property
+    def rules(self) -> Participation:
+        """The rules that rounds really follow; a replay has its own."""
+        return self.speed.rules(self.participation)
+
     @cached_property
     def members(self) -> Ints:
         """The ids of the clients that take part in the run, ascending, int64 [n]; a replay has those of its trace."""
-        return self.speed.rules(self.participation).taking_part(self.clients)
+        return self.rules.taking_part(self.clients)
 
     @cached_property
     def visit_steps(self) -> tuple[Ints, Ints]:
@@ -93,10 +106,9 @@ class Planner:
         rules = self.participation
         if not rules.by_steps or rules.close == "all" or rules.bound is not None or self.clock != "wall":
             return {}
-        return {
-            "steps": f"participation.partial = 'steps': close = '{rules.close}' ends rounds in real time when nobody "
-            "knows beforehand, so nothing counts of visits that are not complete by then"
-        }
+        why = f"close = '{rules.close}' ends rounds in real time when nobody knows beforehand"
+        then = "so nothing counts of visits that are not complete by then"
+        return {"steps": f"participation.partial = 'steps': {why}, {then}"}
 
     def plans(
         self, first: int = 0, stage: Callable[[], int] = lambda: 0, flights: Flights | None = None
@@ -110,7 +122,7 @@ class Planner:
         RunError
             Where too few visits ever count.
         """
-        if self.speed.rules(self.participation).by_arrivals:
+        if self.rules.by_arrivals:
             taped = self.speed.arrived(first, self.staleness, self.whole, self.participation.by_steps)
             yield from taped or Queue(self, flights or Flights.none(self.clients)).plans(first)
             return
@@ -133,10 +145,9 @@ class Planner:
             duration += plan.duration
             if plan.counted.sum() >= needed:
                 return replace(plan, duration=duration)
-        raise RunError(
-            f"round {round}: given up after {MOST_ATTEMPTS} void attempts: {plan.counted.sum()} of the visits to the "
-            f"last one counted, expected at least participation.min_clients = {needed}"
-        )
+        got = f"{plan.counted.sum()} of the visits to the last one counted"
+        expected = f"expected at least participation.min_clients = {needed}"
+        raise RunError(f"round {round}: given up after {MOST_ATTEMPTS} void attempts: {got}, {expected}")
 
     def attempt(
         self, round: int, number: int = 0, stage: int = 0, cohort: Ints | None = None, closes_after: float | None = None
@@ -176,14 +187,21 @@ class Planner:
 
     def plan(self, attempt: Attempt) -> Plan:
         """Decide one attempt, however many visits may count in it; its `duration` is that of this attempt alone."""
-        rules, attempt = self.speed.rules(self.participation), self.speed.recorded(attempt)
-        plan = self._by_time(attempt) if rules.by_time else self._by_visits(attempt)
+        speed, attempt = self.speed, self.speed.recorded(attempt)
+        if self.rules.by_time and len(attempt.cohort):
+            seconds = speed.seconds(attempt)
+            late, depth, cut = self.cut_short(attempt, seconds)
+            duration = attempt.closes_after if late.any() else float(seconds.max())
+            facts = attempt.round, attempt.cohort, seconds, depth, duration + speed.communication
+            plan = Plan(*facts, *self._chances(attempt), attempt.closes_after, attempt.number, cut)
+        else:
+            plan = self._by_visits(attempt)
         steps = self.visit_steps[0][attempt.cohort] if self.participation.by_steps else None
-        return self.speed.replayed(plan, self.whole, steps)
+        return speed.replayed(plan, self.whole, steps)
 
     def _by_visits(self, attempt: Attempt) -> Plan:
         """Decide an attempt that closes when enough visits are there, or by its seconds at the latest."""
-        end = attempt.closes_after if isfinite(attempt.closes_after) else nan
+        end = attempt.closes_after if self.rules.by_time or isfinite(attempt.closes_after) else nan
         if not len(attempt.cohort):
             return Plan.nobody(attempt.round, attempt.layers, end, attempt.number)
         seconds = self.speed.seconds(attempt)
@@ -203,16 +221,6 @@ class Planner:
             arrival = np.full_like(arrival, nan)  # the chance to be among the first n has no closed form
         duration = min(closes, float(seconds.max())) + self.speed.communication
         return Plan(attempt.round, attempt.cohort, seconds, depth, duration, arrival, miss, end, attempt.number, steps)
-
-    def _by_time(self, attempt: Attempt) -> Plan:
-        end, speed = attempt.closes_after, self.speed
-        if not len(attempt.cohort):
-            return Plan.nobody(attempt.round, attempt.layers, end, attempt.number)
-        seconds = speed.seconds(attempt)
-        late, depth, steps = self.cut_short(attempt, seconds)
-        duration = (end if late.any() else float(seconds.max())) + speed.communication
-        chances = self._chances(attempt)
-        return Plan(attempt.round, attempt.cohort, seconds, depth, duration, *chances, end, attempt.number, steps)
 
     def cut_short(self, attempt: Attempt, seconds: Floats) -> tuple[NDArray[np.bool_], Ints, Ints | None]:
         """Return whose visits, which take `seconds`, are not complete when the attempt closes by time, and what counts.
@@ -278,10 +286,8 @@ class Planner:
         data = store.open_run(run)
         known = {*data["round"].values.tolist()} - {*data.attrs.get("lost", ())}
         if lost := [round_ for round_ in range(rounds) if round_ not in known]:
-            raise RunError(
-                f"'{run}' has lost what visits took in rounds {listed(lost)}, from which its deadline follows: "
-                "expected a copy of its metrics"
-            )
+            what = f"what visits took in rounds {listed(lost)}, from which its deadline follows"
+            raise RunError(f"'{run}' has lost {what}: expected a copy of its metrics")
         columns = (data[name].values[:rounds] for name in ("cohort", "visit_seconds", "deadline"))
         for round_, (invited, seconds, closes_after) in enumerate(zip(*columns)):
             cohort = np.flatnonzero(invited == 1)
@@ -331,40 +337,40 @@ def check(
     doubling.check(participation)
     speed.check(participation, clock)
     speed.covers(rounds, clients)
-    _check_partial(participation.partial, algorithm)
-    _check_snapshot(participation, algorithm)
+    _check_parts(participation, algorithm)
     if not speed.replays:  # which obeys its own rules
         participation.check_effect(algorithm.layerwise, clock == "simulated")
-    if speed.rules(participation).by_arrivals:  # a replay
+    rules = speed.rules(participation)  # of a replay others
+    if rules.by_arrivals:
         _check_arrivals(algorithm)
-    if speed.rules(participation).every_client:
+    if rules.every_client:
         _check_every_client(algorithm)
+    method, model = f"algorithm.name = '{algorithm.name}'", f"speed.model = '{speed.model}'"
+    when = f"doubling.when = '{doubling.when}'"
     if algorithm.invites_all(0) and speed.needs_end:
-        raise UsageError(
-            f"algorithm.name = '{algorithm.name}' begins with a round that waits for everybody, but the times of "
-            f"speed.model = '{speed.model}' follow from the deadline; did you mean speed.model = 'exponential'?"
-        )
+        why = f"begins with a round that waits for everybody, but the times of {model} follow from the deadline"
+        raise UsageError(f"{method} {why}; did you mean speed.model = 'exponential'?")
     if doubling.when != "never" and algorithm.clients_done(2):
-        raise UsageError(
-            f"doubling.when = '{doubling.when}': algorithm.name = '{algorithm.name}' invites clients once, so that "
-            "nothing can double; did you mean doubling.when = 'never'?"
-        )
+        why = f"{method} invites clients once, so that nothing can double"
+        raise UsageError(f"{when}: {why}; did you mean doubling.when = 'never'?")
     if doubling.when == "theory" and not speed.known("wall"):
-        raise UsageError(
-            "doubling.when = 'theory' needs to know how long the first n visits take, which speed.model = "
-            f"'{speed.model}' does not tell; did you mean doubling.when = 'plateau'?"
-        )
+        why = f"needs to know how long the first n visits take, which {model} does not tell"
+        raise UsageError(f"{when} {why}; did you mean doubling.when = 'plateau'?")
 
 
-def _check_snapshot(participation: Participation, algorithm: Method) -> None:
-    """Refuse snapshots that nobody could take or use."""
-    why = instead = ""
-    if not participation.by_steps:
-        why, instead = f"participation.partial = '{participation.partial}'", "participation.partial = 'steps'"
-    elif not algorithm.snapshots:
-        why = f"algorithm.name = '{algorithm.name}', which learns in several phases"
-    if participation.snapshot and why:
-        raise no_meaning("participation.snapshot", participation.snapshot, why, instead)
+def _check_parts(participation: Participation, algorithm: Method) -> None:
+    """Refuse partial work of a kind that the method does not do, and snapshots that nobody could take or use."""
+    partial, method = f"participation.partial = '{participation.partial}'", f"algorithm.name = '{algorithm.name}'"
+    expected = "expected 'auto' or 'discard'; did you mean 'auto'?"
+    if participation.by_steps and not algorithm.visit_steps(1)[1]:
+        raise UsageError(f"{partial}: visits of {method} cannot be cut short after a step: {expected}")
+    if participation.partial == "layers" and not (algorithm.layerwise or algorithm.splits_last):
+        why = "does not send its layers one by one (fedavg does with algorithm.epochs = 0, steps above 0 and sgd)"
+        raise UsageError(f"{partial}: {method} {why}: {expected}")
+    if participation.snapshot and not participation.by_steps:
+        raise no_meaning("participation.snapshot", participation.snapshot, partial, "participation.partial = 'steps'")
+    if participation.snapshot and not algorithm.snapshots:
+        raise no_meaning("participation.snapshot", participation.snapshot, f"{method}, which learns in several phases")
 
 
 def _check_arrivals(algorithm: Method) -> None:
@@ -377,10 +383,8 @@ def _check_arrivals(algorithm: Method) -> None:
     elif algorithm.between_rounds:
         why = f"{algorithm.between_rounds} lets all clients learn after each one"
     if why:
-        raise UsageError(
-            f"participation.close = 'arrivals': algorithm.name = '{algorithm.name}' needs rounds: {why}; did you mean "
-            "participation.close = 'all'?"
-        )
+        needs = f"algorithm.name = '{algorithm.name}' needs rounds: {why}"
+        raise UsageError(f"participation.close = 'arrivals': {needs}; did you mean participation.close = 'all'?")
 
 
 def _check_every_client(algorithm: Method) -> None:
@@ -388,24 +392,224 @@ def _check_every_client(algorithm: Method) -> None:
     try:
         weights = algorithm.mean_weights()
     except UsageError:
-        raise UsageError(
-            f"participation.every_client = true: algorithm.name = '{algorithm.name}' does more with what clients send "
-            "than to take weighted means of their changes; did you mean algorithm.name = 'fedavg'?"
-        ) from None
+        does = "does more with what clients send than to take weighted means of their changes"
+        why = f"algorithm.name = '{algorithm.name}' {does}; did you mean algorithm.name = 'fedavg'?"
+        raise UsageError(f"participation.every_client = true: {why}") from None
     if weights != "uniform":
         raise refusal("algorithm.weights", "'uniform' with participation.every_client = true", weights, "'uniform'")
 
 
-def _check_partial(partial: str, algorithm: Method) -> None:
-    """Refuse partial work of a kind that the method does not do."""
-    if partial == "steps" and not algorithm.visit_steps(1)[1]:
-        raise UsageError(
-            f"participation.partial = 'steps': visits of algorithm.name = '{algorithm.name}' cannot be cut short after "
-            "a step: expected 'auto' or 'discard'; did you mean 'auto'?"
-        )
-    if partial == "layers" and not (algorithm.layerwise or algorithm.splits_last):
-        raise UsageError(
-            f"participation.partial = 'layers': algorithm.name = '{algorithm.name}' does not send its layers one by "
-            "one (fedavg does with algorithm.epochs = 0, steps above 0 and sgd): expected 'auto' or 'discard'; did you "
-            "mean 'auto'?"
-        )
+MOST_FRUITLESS = 100_000
+"""After so many arrivals in a row of which nothing counts, a run is given up."""
+Came = tuple[int, int, int, float, float, int, int]
+"""Client, version, number, time of arrival, seconds of a whole visit, depth, steps."""
+PREFIX = "flight "  # begins the names of what a checkpoint remembers
+
+
+@dataclass
+class Flights:
+    """Who is at work, with which state: what checkpoints hold of rounds that arrivals end.
+
+    Attributes
+    ----------
+    version : int64 [clients]
+        The round whose state each client was last sent out with; -1: none yet.
+    number : int64 [clients]
+        How many visits it had begun before with the same.
+    due : float64 [clients]
+        When it reports, in seconds since the start of the run; inf: never; NaN: it is not at work. In real time
+        nobody knows, and 0 stands for all who are at work.
+    now : float
+        Seconds since the start of the run.
+    drawn : int
+        How often it was drawn who is sent out: each draw has a key of its own.
+    """
+
+    version: Ints
+    number: Ints
+    due: Floats
+    now: float = 0.0
+    drawn: int = 0
+
+    @classmethod
+    def none(cls, clients: int) -> Flights:
+        """Nobody has been sent out yet."""
+        return cls(np.full(clients, -1), np.zeros(clients, dtype=np.int64), np.full(clients, np.nan))
+
+    @property
+    def waiting(self) -> Ints:
+        """Who is at work, ascending ids."""
+        return np.flatnonzero(~np.isnan(self.due))
+
+    def saved(self) -> dict[str, Any]:
+        """Return what a checkpoint remembers, arrays by name; nothing where nobody was ever sent out."""
+        if (self.version < 0).all():
+            return {}
+        return {PREFIX + name: np.asarray(value) for name, value in vars(self).items()}
+
+    @classmethod
+    def restored(cls, saved: Mapping[str, Any], clients: int) -> Flights:
+        """Return what a checkpoint remembers; nobody has been sent out where it remembers nothing."""
+        if PREFIX + "now" not in saved:
+            return cls.none(clients)
+        version, number, due = (saved[PREFIX + name].copy() for name in ("version", "number", "due"))
+        return cls(version, number, due, float(saved[PREFIX + "now"]), int(saved[PREFIX + "drawn"]))
+
+    def chosen(self, seed: int, rules: Participation, members: Ints, round: int) -> Ints:
+        """Return who of the `members` is sent out now, with the state of this round, ascending ids."""
+        places = rules.at_work(len(self.due)) - len(self.waiting)
+        free = self.free(rules, members, round)
+        if places >= len(free):
+            return free
+        self.drawn += 1
+        return np.sort(keyed(seed, "dispatch", step=self.drawn).choice(free, places, replace=False))
+
+    def free(self, rules: Participation, members: Ints, round: int) -> Ints:
+        """Return which of the `members` may be sent out with the state of this round, if there is a place."""
+        free = members[np.isnan(self.due[members])]
+        if rules.most_per_version is not None:
+            begun = np.where(self.version[free] == round, self.number[free] + 1, 0)
+            free = free[begun < rules.most_per_version]
+        if rules.dispatch == "reporter" and (self.version >= 0).any():
+            free = free[self.version[free] >= 0]  # others have never begun, and do not now
+        return free
+
+    def leave(self, clients: Ints, round: int) -> None:
+        """Send clients out with the state of a round; when they are due is still to be said."""
+        again = self.version[clients] == round
+        self.number[clients] = np.where(again, self.number[clients] + 1, 0)
+        self.version[clients], self.due[clients] = round, 0.0
+
+
+class Queue:
+    """The arrivals of a run in simulated time.
+
+    Parameters
+    ----------
+    flights : Flights
+        Where it begins; it is kept up to date, and is that of a round's end once the round is planned.
+    """
+
+    def __init__(self, run: Planner, flights: Flights) -> None:
+        self.run, self.flights = run, flights
+        self.rules = run.rules
+        self.depth: Ints = np.ones(run.clients, dtype=np.int64)
+        self.steps: Ints = run.visit_steps[0].copy() if self.rules.by_steps else self.depth.copy()
+        self.seconds: Floats = np.full(run.clients, np.nan)
+        there = flights.waiting  # how far those come who are at work follows from when they began
+        for kind in np.unique(np.stack([flights.version[there], flights.number[there]]), axis=1).T:
+            self._draw(there[(flights.version[there] == kind[0]) & (flights.number[there] == kind[1])])
+
+    def plans(self, first: int) -> Iterator[Plan]:
+        """Return the plan of each round from `first` on, without end.
+
+        Raises
+        ------
+        RunError
+            Where nobody ever arrives, or nothing ever counts.
+        """
+        return map(self._planned, count(first))
+
+    def _planned(self, round: int) -> Plan:
+        rules, flights, start = self.rules, self.flights, self.flights.now
+        end = start + self.run.participation.closes_after(round, ())
+        if rules.stop_stale and rules.max_staleness is not None:
+            flights.due[flights.waiting[round - flights.version[flights.waiting] > rules.max_staleness]] = np.nan
+        self._send(round)
+        came: list[Came] = []
+        fruitless, full = 0, False
+        while not full:
+            client = int(np.nanargmin(flights.due)) if len(flights.waiting) else -1
+            due = float(flights.due[client]) if client >= 0 else inf
+            if due > end * (1 + CLOSE):  # ends are sums of many deadlines
+                flights.now = end
+                break
+            if due == inf:
+                raise RunError(f"round {round}: nobody arrives any more: every visit that is under way takes for ever")
+            flights.now, flights.due[client] = due, np.nan
+            version, number = int(flights.version[client]), int(flights.number[client])
+            depth, steps = int(self.depth[client]), int(self.steps[client])
+            if counts(self.run, rules, round - version, depth, steps):
+                came.append((client, version, number, due, float(self.seconds[client]), depth, steps))
+                full = enough(self.run, rules, came)
+            else:
+                fruitless += 1
+                check_fruitless(round, fruitless)
+            if not full and due < end * (1 - CLOSE):
+                self._send(round)
+        return planned(self.run, round, came, flights, start, end - start)
+
+    def _send(self, round: int) -> None:
+        """Send clients out for all free places."""
+        run, flights = self.run, self.flights
+        chosen = flights.chosen(run.seed, self.rules, run.members, round)
+        flights.leave(chosen, round)
+        for number in np.unique(flights.number[chosen]).tolist():
+            some = chosen[flights.number[chosen] == number]
+            self._draw(some)
+            lasts = np.minimum(self.seconds[some], self.rules.max_seconds or inf)
+            flights.due[some] = flights.now + run.speed.communication + lasts
+
+    def _draw(self, clients: Ints) -> None:
+        """Say how long the visits of clients that begin alike take, and how far they come."""
+        if not len(clients):
+            return
+        run, flights, rules = self.run, self.flights, self.rules
+        round_, number = int(flights.version[clients[0]]), int(flights.number[clients[0]])
+        ends = rules.max_seconds or run.participation.closes_after(round_, ())
+        attempt = Attempt(run.seed, run.clients, run.work_fractions, round_, number, run.members, ends)
+        places = np.searchsorted(run.members, clients)  # models may draw for all at once
+        seconds = run.speed.seconds(attempt)
+        self.seconds[clients] = seconds[places]
+        if rules.max_seconds is not None:
+            _, depth, steps = run.cut_short(attempt, seconds)
+            self.depth[clients] = depth[places]
+            if steps is not None:
+                self.steps[clients] = steps[places]
+
+
+def counts(run: Planner, rules: Participation, staleness: int, depth: int, steps: int) -> bool:
+    """Return whether a visit counts that has reached this layer, after so many steps where they may be fewer."""
+    fresh = rules.max_staleness is None or staleness <= rules.max_staleness
+    return fresh and depth <= len(run.work_fractions) and (steps > 0 or not rules.by_steps)
+
+
+def enough(run: Planner, rules: Participation, came: Sequence[Came]) -> bool:
+    """Return whether the server takes its step with the visits that have come and count.
+
+    Where every client is waited for, with B_i visits of client i of n: when (1/n Σ 1/B_i)⁻¹ ≥ buffer/n.
+    """
+    if rules.buffer is None:
+        return False
+    if not rules.every_client:
+        return len(came) >= rules.buffer
+    visits, clients = np.unique([visit[0] for visit in came], return_counts=True)[1], len(run.members)
+    return len(visits) == clients and bool(rules.buffer * (1 / visits).sum() <= clients**2 * (1 + CLOSE))
+
+
+def check_fruitless(round: int, visits: int) -> None:
+    """Raise RunError where so many visits of a round have been in vain that it will never end."""
+    if visits > MOST_FRUITLESS:
+        hint = "did you mean a larger participation.max_seconds or participation.max_staleness?"
+        raise RunError(f"round {round}: given up after {MOST_FRUITLESS} visits of which nothing counted; {hint}")
+
+
+def planned(run: Planner, round: int, came: list[Came], flights: Flights, start: float, closes_after: float) -> Plan:
+    """Return the round that these visits have ended: it began at `start`, and has ended by now.
+
+    So many seconds later it would have in any case; inf: it would not.
+    """
+    layers, waiting = len(run.work_fractions), flights.waiting
+    table = np.array(sorted(came, key=lambda each: each[0]), dtype=np.float64).reshape(-1, 7).T
+    cohort, versions, numbers, depth, steps = (table[row].astype(np.int64) for row in (0, 1, 2, 5, 6))
+    times, seconds = table[3], table[4]
+    factors = run.staleness.factors(round - versions) * run.participation.evened(cohort)
+    return Plan.of_arrivals(
+        round,
+        layers,
+        Arrivals(versions, numbers, times, factors, waiting, flights.version[waiting]),
+        *(cohort, seconds, depth),
+        duration=flights.now - start,
+        closes_after=closes_after if closes_after < inf else np.nan,
+        steps=steps if run.participation.by_steps else None,
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -10,9 +10,7 @@ from pydantic import Field
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.errors import UsageError, no_meaning, refusal
 from hpcfl.base.types import Floats, Ints
-
-if TYPE_CHECKING:
-    from hpcfl.schedule.participation import Participation
+from hpcfl.schedule.participation import Participation
 
 
 class Staleness(ConfigBase):
@@ -36,27 +34,22 @@ class Staleness(ConfigBase):
 
         `without`: the method, where it shares nothing.
         """
-        if self.weight != "constant" and participation.close != "arrivals":
-            beside, other = (f"participation.close = '{word}'" for word in (participation.close, "arrivals"))
-            raise no_meaning("staleness.weight", self.weight, beside, other)
-        if self.weight != "constant" and participation.every_client:
-            raise refusal(
-                "staleness.weight",
-                "'constant' with participation.every_client = true, which takes gradients of the newest version only",
-                self.weight,
-                "'constant'",
-            )
-        if self.weight != "constant" and without:
-            raise no_meaning("staleness.weight", self.weight, f"{without}, which shares nothing of the model")
-        if self.weight != "constant" and kept_by:
-            raise UsageError(
-                f"staleness.weight = '{self.weight}': with {kept_by} clients keep what they have sent, which must "
-                "count as a whole: expected 'constant'"
-            )
+        choice = "staleness.weight"
+        if self.weight != "constant":
+            if participation.close != "arrivals":
+                beside, other = (f"participation.close = '{word}'" for word in (participation.close, "arrivals"))
+                raise no_meaning(choice, self.weight, beside, other)
+            if participation.every_client:
+                why = "with participation.every_client = true, which takes gradients of the newest version only"
+                raise refusal(choice, f"'constant' {why}", self.weight, "'constant'")
+            if without:
+                raise no_meaning(choice, self.weight, f"{without}, which shares nothing of the model")
+            if kept_by:
+                why = f"with {kept_by} clients keep what they have sent, which must count as a whole"
+                raise UsageError(f"{choice} = '{self.weight}': {why}: expected 'constant'")
         for key, words in (("a", ("polynomial", "hinge")), ("b", ("hinge",))):
             value = getattr(self, key)
             if value is not None and self.weight not in words:
-                choice = "staleness.weight"
                 raise no_meaning(f"staleness.{key}", value, f"{choice} = '{self.weight}'", f"{choice} = '{words[0]}'")
 
     def factors(self, staleness: Ints) -> Floats:

@@ -22,7 +22,7 @@ from hpcfl.algorithms import algorithm_class, algorithms
 from hpcfl.base.errors import Diverged, UsageError
 from hpcfl.commands import list as catalogue
 from hpcfl.config import from_table
-from hpcfl.launch import device
+from hpcfl.launch import host
 from hpcfl.testing import fake_device
 from hpcfl.testing.clients import CLASSES, SIZES
 from hpcfl.testing.rounds import Figures, Played, Watched, apart, whose
@@ -183,7 +183,7 @@ def test_a_device_beside_the_cpu(
     whole: Path, solo: Any, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tensors of the device and of the CPU are not mixed, and what is computed there is what the CPU gives."""
-    monkeypatch.setattr(device, "chosen", lambda wanted, key, number: fake_device.registered())
+    monkeypatch.setattr(host, "chosen", lambda wanted, key, number: fake_device.registered())
     other = values(name) | {"ranks_per_device": 2}  # or another launch's run on the CPU would be taken
     alike(play(solo, other, tmp_path / "there", None), whole)
 

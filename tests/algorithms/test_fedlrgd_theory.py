@@ -10,7 +10,7 @@ import pytest
 
 from hpcfl.commands.check import report
 from hpcfl.config import from_table
-from hpcfl.contrib.theory.fedlrgd import Constants, log_holder, log_least_rank, shown
+from hpcfl.contrib.theory.complexity import Constants, log_holder, log_least_rank, shown
 
 ONE = Constants(dimension=2, parameters=3, smooth=0.76, convex=0.01, bound=1.01, start=log(2))
 

@@ -22,7 +22,7 @@ from hpcfl.algorithms.weighting import Weighting
 from hpcfl.base.errors import UsageError
 from hpcfl.config import from_table, load
 from hpcfl.engine.job import Job
-from hpcfl.launch import device
+from hpcfl.launch import host
 from hpcfl.learning.task import Task
 from hpcfl.testing import fake_device
 from hpcfl.testing.runs import play, resume, same, table
@@ -227,7 +227,7 @@ def test_a_resumed_run_goes_on_with_its_moments(solo: Any, tmp_path: Path) -> No
 def test_a_device_beside_the_cpu(name: str, solo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = values(name) | {"server": {"optimizer": "yogi"}}
     here = play(solo, config, tmp_path / "here", None)
-    monkeypatch.setattr(device, "chosen", lambda wanted, key, number: fake_device.registered())
+    monkeypatch.setattr(host, "chosen", lambda wanted, key, number: fake_device.registered())
     same(play(solo, config | {"ranks_per_device": 2}, tmp_path / "there", None), here)
 
 

@@ -12,8 +12,7 @@ import pytest
 
 from hpcfl.commands import doctor
 from hpcfl.commands.cli import main
-from hpcfl.commands.diagnostics import Facts, Rank, diagnose
-from hpcfl.commands.doctor import as_object, examine, gathered, report
+from hpcfl.commands.doctor import Facts, Rank, as_object, diagnose, examine, report
 from hpcfl.mpi import launcher as worlds
 from hpcfl.mpi.cores import cores
 
@@ -140,13 +139,6 @@ def test_json_holds_all_facts_and_the_diagnose() -> None:
     assert read["ranks"][2]["cores"] == [0, 1, 2, 3]
     assert read["traps"] == diagnose(found)
     assert len(read["traps"]) == 2
-
-
-@pytest.mark.mpi
-def test_texts_of_any_length_are_gathered(world: Any) -> None:
-    own = "ä" * (3 * world.rank) + str(world.rank)
-    found = gathered(world.comm, own)
-    assert found == (["ä" * (3 * rank) + str(rank) for rank in range(world.size)] if world.rank == 0 else [])
 
 
 @pytest.mark.mpi

@@ -77,7 +77,7 @@ def test_json_is_of_single_runs(capsys: Any, sweep: Path) -> None:
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["run"] for row in rows] == [str(sweep / name) for name in ("a-1", "a-2", "a-3", "b-1")]
     assert [row["accuracy"] for row in rows] == [0.5, 0.75, 0.25, 0.125]
-    assert list(rows[0]) == ["run", "status", *show.NOTHING]
+    assert list(rows[0]) == ["run", "status", *show.FIGURES]
 
 
 def test_real_seconds_are_called_so(capsys: Any, sweep: Path, tmp_path: Path) -> None:

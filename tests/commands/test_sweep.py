@@ -22,10 +22,10 @@ from helpers.launcher import LIMIT, alive, descendants
 from helpers.recorded import curve, restated, write_run
 from hpcfl import store
 from hpcfl.base.errors import UsageError
-from hpcfl.commands import sweep, sweep_run
+from hpcfl.commands import sweep
 from hpcfl.commands.cli import main
 from hpcfl.commands.show import summary
-from hpcfl.commands.sweep_run import Board
+from hpcfl.commands.sweep import Board
 from hpcfl.data import Header
 from hpcfl.data.bundled import Digits
 from hpcfl.mpi.launcher import launched
@@ -94,8 +94,8 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A program that stands for hpcfl: it starts at once, and ends as its seed and the environment say."""
     (tmp_path / "stub.py").write_text(STUB)
     program = [sys.executable, "-S", str(tmp_path / "stub.py")]
-    monkeypatch.setattr(sweep_run, "PROGRAM", tuple(program))
-    monkeypatch.setattr(sweep_run, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(sweep, "PROGRAM", tuple(program))
+    monkeypatch.setattr(sweep, "POLL_SECONDS", 0.01)
     return program
 
 
@@ -381,20 +381,20 @@ class Ended:
 )
 def test_why_a_run_has_failed_is_told_without_its_log_too(code: int, how: str) -> None:
     process: Any = Ended(code)
-    child = sweep_run.Child(sweep.runs(["a"], Path("s"))[0], process, 0)
-    assert sweep_run.failure(child) == f"{how}: nothing was said in s/a.log"
+    child = sweep.Child(sweep.runs(["a"], Path("s"))[0], process, 0)
+    assert sweep.failure(child) == f"{how}: nothing was said in s/a.log"
 
 
 def test_only_what_a_request_to_stop_brings_about_is_stopped() -> None:
     ends = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
     for code in (85, *(-number for number in ends), *(128 + number for number in ends)):
-        assert sweep_run.outcome(code, asked=True) == "stopped"
-        assert sweep_run.outcome(code, asked=False) == ("stopped" if code == 85 else "failed")
+        assert sweep.outcome(code, asked=True) == "stopped"
+        assert sweep.outcome(code, asked=False) == ("stopped" if code == 85 else "failed")
     for code in (1, 2, 3, -9, -11, 137):
-        assert {sweep_run.outcome(code, asked) for asked in (True, False)} == {"failed"}
-    assert {sweep_run.outcome(0, asked, "done") for asked in (True, False)} == {"done"}
-    assert {sweep_run.outcome(0, asked, "running") for asked in (True, False)} == {"failed"}
-    assert [sweep_run.outcome(9, asked, "stopped") for asked in (True, False)] == ["stopped", "failed"]
+        assert {sweep.outcome(code, asked) for asked in (True, False)} == {"failed"}
+    assert {sweep.outcome(0, asked, "done") for asked in (True, False)} == {"done"}
+    assert {sweep.outcome(0, asked, "running") for asked in (True, False)} == {"failed"}
+    assert [sweep.outcome(9, asked, "stopped") for asked in (True, False)] == ["stopped", "failed"]
 
 
 @pytest.mark.launch
@@ -444,7 +444,7 @@ def test_a_signal_is_handed_on_and_all_leave(
 @pytest.mark.launch
 def test_a_second_signal_is_handed_on_and_all_are_waited_for(stub: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STUB_SIGNALS", "2")
-    monkeypatch.setattr(sweep_run, "REPEAT_SECONDS", -1.0)
+    monkeypatch.setattr(sweep, "REPEAT_SECONDS", -1.0)
     thread = signalled(("begun", signal.SIGTERM), ("heard", signal.SIGINT))
     assert swept("--seeds", "1-2", "--jobs", "2") == 85
     thread.join()
@@ -464,11 +464,11 @@ class Pretender:
 
 def test_a_signal_said_twice_at_once_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     process: Any = Pretender()
-    children = sweep_run.Children()
-    children.running.append(sweep_run.Child(sweep.runs(["a"], Path("s"))[0], process, 0))
+    children = sweep.Children()
+    children.running.append(sweep.Child(sweep.runs(["a"], Path("s"))[0], process, 0))
     children.pass_on([signal.SIGTERM, signal.SIGTERM, signal.SIGINT])
     assert process.got == [signal.SIGTERM]
-    monkeypatch.setattr(sweep_run, "REPEAT_SECONDS", -1.0)
+    monkeypatch.setattr(sweep, "REPEAT_SECONDS", -1.0)
     children.pass_on([signal.SIGUSR1, signal.SIGINT])
     assert process.got == [signal.SIGTERM, signal.SIGINT]
 
@@ -583,10 +583,10 @@ def test_a_diverged_run_is_finished_and_no_failure(stub: list[str], capfd: Any) 
         store.create(runs_of("s", seed), {"config": config.text(), "data_dir": ""})
     for seed, state in ((1, "diverged"), (2, "stopped"), (4, "done")):
         store.write_status(runs_of("s", seed), state, "round 3: the loss is not finite")
-    ends: Any = sweep_run.Children.ended
+    ends: Any = sweep.Children.ended
 
-    def diverges(children: sweep_run.Children) -> list[sweep_run.Child]:
-        over: list[sweep_run.Child] = ends(children)
+    def diverges(children: sweep.Children) -> list[sweep.Child]:
+        over: list[sweep.Child] = ends(children)
         for child in over:
             if child.run.index == 1:
                 assert child.process.returncode == 3
@@ -594,7 +594,7 @@ def test_a_diverged_run_is_finished_and_no_failure(stub: list[str], capfd: Any) 
         return over
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweep_run.Children, "ended", diverges)
+        patch.setattr(sweep.Children, "ended", diverges)
         assert swept("--seeds", "1,2,4,5") == 0
     assert sorted(facts("begun")) == ["2", "5"]
     said, complained = capfd.readouterr()
@@ -664,7 +664,7 @@ def test_a_sweep_that_is_told_to_end_while_it_looks_at_finished_runs(
 
     for seed in (1, 2):
         write_run(runs_of("s", seed), load("fedavg-digits", [f"seed={seed}"]).text(), [])
-    monkeypatch.setattr(sweep_run, "damage", lambda run: os.kill(os.getpid(), signal.SIGTERM) or "")
+    monkeypatch.setattr(sweep, "damage", lambda run: os.kill(os.getpid(), signal.SIGTERM) or "")
     assert swept("--seeds", "1-2") == 85
     assert swept("--seeds", "1-4") == 85
     assert facts("begun") == {}

@@ -13,7 +13,6 @@ from hpcfl.contrib.network.model import (
     Load,
     Prediction,
     Rates,
-    fastest,
     fits,
     layout,
     layouts,
@@ -78,9 +77,8 @@ def test_a_round() -> None:
     assert look_seconds(COSTS, 1000) == pytest.approx(1.1e-4)
 
 
-def test_fastest_is_of_what_there_is() -> None:
+def test_a_bottleneck_is_what_takes_longest() -> None:
     slow, fast = Prediction("slow", 1.0, 2.0, 0.5, 0.1), Prediction("fast", 2.0, 1.0, 0.1, 0.1)
-    assert fastest([slow, fast]) == fast
     assert (slow.bottleneck, fast.bottleneck) == ("frames up", "state down")
 
 

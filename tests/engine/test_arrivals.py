@@ -16,9 +16,9 @@ from hpcfl.commands.check import report
 from hpcfl.commands.show import summary
 from hpcfl.config import from_table
 from hpcfl.engine.job import Job
-from hpcfl.schedule.arrivals import Flights
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.plan import Attempt, Plan
+from hpcfl.schedule.planner import Flights
 from hpcfl.schedule.speeds import Speed
 from hpcfl.schedule.speeds.uniform_depth import UniformDepth
 from hpcfl.testing.runs import play, resume, same, table

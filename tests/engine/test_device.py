@@ -24,7 +24,7 @@ from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.loop import evaluate, step
 from hpcfl.engine.record import Record
 from hpcfl.engine.simulated import Simulated
-from hpcfl.launch import device as launched
+from hpcfl.launch import host as launched
 from hpcfl.learning.optim import Optimizer
 from hpcfl.learning.task import Task
 from hpcfl.mpi.transport import Alone, arrays

@@ -21,7 +21,7 @@ from helpers.runs import after_each_round
 from hpcfl import config as configs
 from hpcfl import store
 from hpcfl.engine import stopping
-from hpcfl.launch.device import fixed_arithmetic
+from hpcfl.launch.host import fixed_arithmetic
 from hpcfl.testing.runs import play, same, table, toml
 
 VALUES = table("salf", "mlp", False)

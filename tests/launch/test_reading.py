@@ -10,8 +10,8 @@ import pytest
 from hpcfl import config as configs
 from hpcfl.base.errors import ErrorOnOtherRank, RunError, UsageError
 from hpcfl.data.bundled import Digits
-from hpcfl.launch import shared_data
-from hpcfl.launch.shared_data import read_once
+from hpcfl.launch import host
+from hpcfl.launch.host import read_once
 from hpcfl.testing.runs import table
 
 pytestmark = pytest.mark.mpi
@@ -81,7 +81,7 @@ def test_who_cannot_reach_the_data_reads_them(
         raise RunError("memory of process 9 cannot be opened: No such file or directory")
 
     if world.rank:
-        monkeypatch.setattr(shared_data, "attach", unseen)
+        monkeypatch.setattr(host, "attach", unseen)
     with read_once(config, None, world.comm, ["a"] * world.size, lambda: None) as federation:
         world.meet()
     assert (federation is None) == (world.rank > 0 or world.size == 1)
@@ -93,7 +93,7 @@ def test_who_cannot_reach_the_data_reads_them(
 def test_where_the_first_rank_is_missing_the_others_read(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a job starts without it: of a rank that is absent there is no word."""
     config = configs.from_table(table("fedavg", "mlp", False))
-    monkeypatch.setattr(shared_data, "names", lambda comm, text: [""] * world.size)
+    monkeypatch.setattr(host, "names", lambda comm, text: [""] * world.size)
     with read_once(config, None, world.comm, ["a"] * world.size, lambda: None) as federation:
         world.meet()
     assert federation is None

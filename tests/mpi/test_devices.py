@@ -15,7 +15,7 @@ from helpers.launcher import job, mpis
 from hpcfl.base.errors import ErrorOnOtherRank, UsageError
 from hpcfl.commands import cli
 from hpcfl.config import Config, from_table
-from hpcfl.launch.device import other_device, placed
+from hpcfl.launch.host import other_device, placed
 from hpcfl.mpi import devices
 
 OMPI, HYDRA, SLURM = "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"

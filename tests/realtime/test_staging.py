@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hpcfl import store
-from hpcfl.launch import device as launched
+from hpcfl.launch import host as launched
 from hpcfl.testing import fake_device
 from hpcfl.testing.runs import play, table
 from realtime.test_units import Visit

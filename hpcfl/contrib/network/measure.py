@@ -12,22 +12,23 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from enum import IntEnum
-from math import isfinite
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
+from pydantic import Field, TypeAdapter
 from rich.table import Table
 
 from hpcfl.base.errors import UsageError, cut
 from hpcfl.base.lazy import MPI, torch
-from hpcfl.contrib.network.model import Costs, Link, Rates, levels, look_seconds
+from hpcfl.base.types import Floats
+from hpcfl.contrib.network.model import Costs, Known, Link, Rates, levels, look_seconds
 from hpcfl.data.formats.files import reading
 from hpcfl.launch.failure import raise_together
 from hpcfl.mpi import launcher, waiting
@@ -42,9 +43,6 @@ from hpcfl.realtime.lane import Lane
 from hpcfl.realtime.lanes import Lanes
 from hpcfl.realtime.outcome import ReceivedSums
 from hpcfl.sums.message import Block
-
-if TYPE_CHECKING:
-    from hpcfl.base.types import Floats
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -64,6 +62,7 @@ REQUESTS = 256  # least requests in one look
 FRAMES, NUMBERS = 4, 2**21  # that are summed: how many, and float32 numbers in each
 IDLE = 0.15  # seconds after which a rank that waits sleeps as long as it ever does
 LANES = 64  # that lead to the server itself
+PLACES = {"within": "a lane of the server's host", "between": "a lane of another host", "all": "one lane of all"}
 ORDER, ACK, DATA, LATER = 11, 12, 13, 14  # tags
 
 
@@ -99,9 +98,9 @@ class Network:
     mpi: str
     launcher: str
     date: str
-    seconds: float
-    load: float
-    hosts: dict[str, int]
+    seconds: Known
+    load: Known
+    hosts: dict[str, Annotated[int, Field(strict=True, ge=1)]]
     costs: Costs
     trees: dict[str, Rates]
 
@@ -127,23 +126,22 @@ class _Room:
         return self._data[:size]
 
 
-def measured(comm: Any, file: Path) -> Network | None:
-    """Measure on the ranks of `comm`, each on its own host; rank 0, which gets what was found, may write it to `file`.
+def facts(comm: Any, file: Path) -> tuple[Any, dict[str, Any]] | None:
+    """Measure on the ranks of `comm`, each on its own host; rank 0, which may write to `file`, gets what is found.
 
-    UsageError where there are no two ranks, or no such folder.
+    That is a table of `rich`, and a JSON object. UsageError where there are no two ranks, or no such folder.
     """
     if comm is None or comm.Get_size() < 2:
-        raise UsageError(
-            "hpcfl doctor --network measures between the server and other ranks: expected at least 2 ranks, got 1; "
-            "did you mean mpirun -n 2 hpcfl doctor --network?"
-        )
-    raise_together(comm, lambda: _check_folder(file) if comm.Get_rank() == 0 else None)
-    return measure(comm, names(comm, socket.gethostname()), SECONDS)
+        expected = "expected at least 2 ranks, got 1; did you mean mpirun -n 2 hpcfl doctor --network?"
+        raise UsageError(f"hpcfl doctor --network measures between the server and other ranks: {expected}")
 
+    def check() -> None:
+        if comm.Get_rank() == 0 and not file.parent.is_dir():
+            raise UsageError(f"--json '{file}': no such folder: '{file.parent}'")
 
-def _check_folder(file: Path) -> None:
-    if not file.parent.is_dir():
-        raise UsageError(f"--json '{file}': no such folder: '{file.parent}'")
+    raise_together(comm, check)
+    network = measure(comm, names(comm, socket.gethostname()), SECONDS)
+    return None if network is None else (table(network), document(network))
 
 
 def measure(comm: Any, hosts: Sequence[str], seconds: float) -> Network | None:
@@ -151,20 +149,21 @@ def measure(comm: Any, hosts: Sequence[str], seconds: float) -> Network | None:
 
     `hosts` [ranks] are the names of the hosts: all ranks know them.
     """
-    if comm.Get_rank() == 0:
+    serves, found = comm.Get_rank() == 0, None
+    if serves:
         torch.empty(0)  # loads it, which may take as long as all the rest
     began, load = time.monotonic(), os.getloadavg()[0] / len(cores())
     waiting.Patience.crowd = hosts.count(hosts[comm.Get_rank()]) / len(cores())
     lanes = _lanes(hosts)
     own = [_made(comm, members) for _, members in lanes]
-    if comm.Get_rank() > 0:
-        _answer(comm, own)
-    else:
+    if serves:
         found = _Server(comm, hosts, lanes, own, began + seconds).network(began, load)
+    else:
+        _answer(comm, own)
     for lane in own:
         if lane is not None:
             lane.Free()
-    return found if comm.Get_rank() == 0 else None
+    return found
 
 
 def _lanes(hosts: Sequence[str]) -> list[tuple[str, tuple[int, ...]]]:
@@ -208,41 +207,34 @@ def _answer(comm: Any, lanes: Sequence[Any]) -> None:
         wait([comm.Isend(ack, 0, ACK)])
 
 
+@dataclass
 class _Server:
     """Rank 0 of a measurement that is to be over at `end` (seconds of the monotonic clock)."""
 
-    def __init__(
-        self, comm: Any, hosts: Sequence[str], lanes: list[tuple[str, tuple[int, ...]]], made: list[Any], end: float
-    ) -> None:
-        self.comm, self.hosts, self.lanes, self.made, self.end = comm, hosts, lanes, made, end
-        self.clients = list(range(1, len(hosts)))
-        self.room = _Room()
-        self.until = 0.0  # when the part that is being measured should be over
+    comm: Any
+    hosts: Sequence[str]
+    lanes: list[tuple[str, tuple[int, ...]]]
+    made: list[Any]
+    end: float
+    room: _Room = field(default_factory=_Room)
+    until: float = 0.0  # when the part that is being measured should be over
+    left: int = 0  # parts that are still to be measured
 
     def network(self, began: float, load: float) -> Network:
         """Measure part after part, each with its share of the time that is left."""
-        here = [rank for rank in self.clients if self.hosts[rank] == self.hosts[0]]
-        places = {"within": here, "between": [rank for rank in self.clients if rank not in set(here)]}
-        places = {name: ranks for name, ranks in places.items() if ranks}
-        parts: dict[str, Callable[[], Any]] = {}
-        for name, ranks in places.items():
-            parts |= self._link(name, ranks)
-        parts |= {f"lane {number}": self._tree(number) for number in range(len(self.lanes))}
-        parts |= {"sent": self._sent, "received": self._received, "look": self._look}
-        parts |= {"sums": self._sums, "lane": self._lane, "wake": self._wake}
-        found = {}
-        for left, (name, part) in zip(range(len(parts), 0, -1), parts.items()):
-            now = time.monotonic()
-            self.until = now + (self.end - now) / left
-            found[name] = part()
+        self.clients = list(range(1, len(self.hosts)))
+        places = dict[str, dict[str, list[int]]]()  # ranks by place and host
+        for rank in self.clients:
+            place = places.setdefault("within" if self.hosts[rank] == self.hosts[0] else "between", {})
+            place.setdefault(self.hosts[rank], []).append(rank)
+        self.left = len(self.lanes) + 7 + sum(3 + (len(by_host) > 1) for by_host in places.values())
+        trees = [(name, len(members), self._part(self._tree(n))) for n, (name, members) in enumerate(self.lanes)]
+        links = {name: self._link(name, list(by_host.values()), trees) for name, by_host in places.items()}
+        sent, received, (look, request) = self._part(self._sent), self._part(self._received), self._part(self._look)
+        sums, lane, wake = self._part(self._sums), self._part(self._lane), self._part(self._wake)
+        beside = max(0.0, lane - 2 * sent - received)  # a command, a state, and a frame
         self._ask(Op.END, self.clients)
-        trees = {
-            name: [found[f"lane {n}"] for n, (each, _) in enumerate(self.lanes) if each == name] for name in PLACES
-        }
-        links = {name: self._linked(name, found) for name in places}
-        look, request = found["look"]
-        lane = max(0.0, found["lane"] - 2 * found["sent"] - found["received"])  # a command, a state, and a frame
-        server = found["sent"], found["received"], look, request, found["sums"], lane, found["wake"]
+        by_place = {name: [rates for each, _, rates in trees if each == name] for name in PLACES}
         return Network(
             launcher.library(MPI.Get_library_version()),
             launcher.launcher(os.environ),
@@ -250,35 +242,28 @@ class _Server:
             time.monotonic() - began,
             load,
             {host: self.hosts.count(host) for host in dict.fromkeys(self.hosts)},
-            Costs(links.get("within"), links.get("between"), *server),
-            {name: _middle(rates) for name, rates in trees.items() if rates},
+            Costs(links.get("within"), links.get("between"), sent, received, look, request, sums, beside, wake),
+            {name: _middle(rates) for name, rates in by_place.items() if rates},
         )
 
-    def _link(self, name: str, ranks: Sequence[int]) -> dict[str, Callable[[], Any]]:
-        """Return the parts to be measured of a place."""
-        some = _spread(ranks, SAMPLE)
-        by_host = {self.hosts[rank]: [each for each in ranks if self.hosts[each] == self.hosts[rank]] for rank in ranks}
-        hosts = _spread(list(by_host.values()), SAMPLE)
-        parts: dict[str, Callable[[], Any]] = {
-            f"{name} latency": lambda: self._latency(some),
-            f"{name} alone": lambda: self._stars([[rank] for rank in some]),
-            f"{name} server": lambda: self._stars([ranks]),
-        }
-        return parts | ({f"{name} host": lambda: self._stars(hosts)} if len(hosts) > 1 else {})
+    def _part(self, measured: Callable[[], T]) -> T:
+        """Return what was measured in its share of the time."""
+        now = time.monotonic()
+        self.until = now + (self.end - now) / self.left
+        self.left -= 1
+        return measured()
 
-    def _linked(self, name: str, found: Mapping[str, Any]) -> Link:
+    def _link(self, name: str, by_host: list[list[int]], trees: list[tuple[str, int, Rates]]) -> Link:
         """Return a place's link. Where none of the other hosts has a lane, that of all ranks stands in for theirs."""
-
-        def trees(place: str) -> list[Rates]:
-            lanes = [
-                (len(members), found[f"lane {n}"]) for n, (each, members) in enumerate(self.lanes) if each == place
-            ]
-            return [Rates(levels(ranks) * rate.down, levels(ranks) * rate.up) for ranks, rate in lanes]
-
-        alone = found[f"{name} alone"]
-        tree = _middle(trees(name) or (trees("all") if name == "between" else []) or [alone])
-        server = found[f"{name} server"]
-        return Link(found[f"{name} latency"], alone, found.get(f"{name} host", server), server, tree)
+        ranks = sorted(rank for here in by_host for rank in here)
+        some, hosts = _spread(ranks, SAMPLE), _spread(by_host, SAMPLE)
+        latency = self._part(lambda: self._latency(some))
+        alone = self._part(lambda: self._stars([[rank] for rank in some]))
+        server = self._part(lambda: self._stars([ranks]))
+        host = self._part(lambda: self._stars(hosts)) if len(hosts) > 1 else server
+        like = name if name == "within" or any(each == name for each, _, _ in trees) else "all"
+        own = [Rates(levels(n) * rate.down, levels(n) * rate.up) for each, n, rate in trees if each == like]
+        return Link(latency, alone, host, server, _middle(own or [alone]))
 
     # parts
 
@@ -423,10 +408,10 @@ class _Server:
 
         `measured` is told how many are left, itself included.
         """
-        found = [measured(some[0], len(some))]
-        for left, each in zip(range(len(some) - 1, 0, -1), some[1:]):
-            if time.monotonic() < self.until:
-                found.append(measured(each, left))
+        found = list[R]()
+        for place, each in enumerate(some):
+            if not found or time.monotonic() < self.until:
+                found.append(measured(each, len(some) - place))
         return found
 
     def _rate(self, op: Op, ranks: Sequence[int], parts: int, lane: int = 0) -> float:
@@ -499,9 +484,6 @@ class _Server:
             os.sched_yield()
 
 
-PLACES = ("within", "between", "all")
-
-
 def _spread(values: Sequence[Any], most: int) -> list[Any]:
     """Return at most so many of them, from first to last."""
     if len(values) <= most:
@@ -514,12 +496,6 @@ def _middle(rates: Sequence[Rates]) -> Rates:
 
 
 # documents and tables
-
-
-def facts(comm: Any, file: Path) -> tuple[Any, dict[str, Any]] | None:
-    """Return what is `measured` as a table of `rich`, and as a JSON object; None but on rank 0."""
-    network = measured(comm, file)
-    return None if network is None else (table(network), document(network))
 
 
 def table(network: Network) -> Any:
@@ -538,18 +514,16 @@ def table(network: Network) -> Any:
     }
     for name, what in rows.items():
         found.add_row(f"{name}, GB/s down · up", *(_shown(getattr(link, what)) for link in shown.values()))
-    names = {"within": "a lane of the server's host", "between": "a lane of another host", "all": "one lane of all"}
     empty = [""] * (len(shown) - 1)
     for place, rates in network.trees.items():
-        found.add_row(f"{names[place]}, GB/s broadcast · sum, each rank", _shown(rates), *empty)
+        found.add_row(f"{PLACES[place]}, GB/s broadcast · sum, each rank", _shown(rates), *empty)
     clients = network.ranks - 1
+    looks = " · ".join(f"{look_seconds(costs, count) * 1e6:.3g}" for count in (clients, 1000))
     server = {
         "the server, per message sent · received, µs": f"{costs.sent * 1e6:.3g} · {costs.received * 1e6:.3g}",
         "the server, per lane beside messages, µs": f"{costs.lane * 1e6:.3g}",
         "until the last rank that sleeps looks, µs": f"{costs.wake * 1e6:.3g}",
-        f"a look at {clients} requests · at 1000, µs": " · ".join(
-            f"{look_seconds(costs, count) * 1e6:.3g}" for count in (clients, 1000)
-        ),
+        f"a look at {clients} requests · at 1000, µs": looks,
         "sums of frames, GB/s": f"{costs.sums / 1e9:.3g}",
         "measured in · load per core": f"{network.seconds:.1f} s · {network.load:.1f}",
     }
@@ -585,52 +559,14 @@ def read(file: Path) -> Network:
     if found.get("version") != VERSION:
         raise _other(file, f"version {found.get('version')}, this hpcfl reads version {VERSION}")
     try:
-        hosts = {str(host): _whole(count) for host, count in found["hosts"].items()}
-        trees = {str(name): _rates(each) for name, each in found["trees"].items()}
-        told = str(found["mpi"]), str(found["launcher"]), str(found["date"])
-        figures = _number(found["seconds"]), _number(found["load"])
-        network = Network(*told, *figures, hosts, _costs(found["costs"]), trees)
-        if network.ranks < 2 or (network.costs.within, network.costs.between) == (None, None):
+        network = TypeAdapter(Network).validate_python(found)
+        costs = network.costs
+        if network.ranks < 2 or costs.within is costs.between is None or asdict(costs).keys() - found["costs"].keys():
             raise ValueError
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+    except (ValueError, OverflowError):  # pydantic's is a ValueError
         raise _other(file, "one that is damaged") from None
     return network
 
 
 def _other(file: Path, got: str) -> UsageError:
     return UsageError(f"--like '{cut(str(file), 200)}': expected {WRITTEN}, got {cut(got, 100)}")
-
-
-def _number(value: Any, least: float = 0.0) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value < least:
-        raise ValueError
-    return float(value)
-
-
-def _whole(value: Any) -> int:
-    if _number(value, 1.0) != int(value):
-        raise ValueError
-    return int(value)
-
-
-def _positive(value: Any) -> float:
-    return _number(value, 1e-12)
-
-
-def _rates(found: Mapping[str, Any]) -> Rates:
-    return Rates(_positive(found["down"]), _positive(found["up"]))
-
-
-def _costs(found: Mapping[str, Any]) -> Costs:
-    sent, received, look, request, lane, wake = (
-        _number(found[name]) for name in ("sent", "received", "look", "request", "lane", "wake")
-    )
-    links = _link(found["within"]), _link(found["between"])
-    return Costs(*links, sent, received, look, request, _positive(found["sums"]), lane, wake)
-
-
-def _link(found: Mapping[str, Any] | None) -> Link | None:
-    if found is None:
-        return None
-    alone, host, server, tree = (_rates(found[name]) for name in ("alone", "host", "server", "tree"))
-    return Link(_number(found["latency"]), alone, host, server, tree)

@@ -28,8 +28,10 @@ compute; nothing overlaps here. The tree's inner ranks are taken to answer at on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 from hpcfl.mpi.placement import FAN_OUT, PER_LANE, limit
 
@@ -37,12 +39,17 @@ LOOKS = 3
 """Looks after each sleep; `hpcfl.mpi.waiting.STEPS`, which is not imported here because it loads MPI."""
 
 
+Known = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(strict=True, ge=1e-12, allow_inf_nan=False)]
+"""What a document of such figures may say."""
+
+
 @dataclass(frozen=True)
 class Rates:
     """Bytes per second, from the server (`down`) and to it (`up`)."""
 
-    down: float
-    up: float
+    down: Positive
+    up: Positive
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,7 @@ class Link:
         Per level of a binomial tree: broadcasts down, sums up.
     """
 
-    latency: float
+    latency: Known
     alone: Rates
     host: Rates
     server: Rates
@@ -92,13 +99,13 @@ class Costs:
 
     within: Link | None
     between: Link | None
-    sent: float
-    received: float
-    look: float
-    request: float
-    sums: float
-    lane: float = 0.0
-    wake: float = 0.0
+    sent: Known
+    received: Known
+    look: Known
+    request: Known
+    sums: Positive
+    lane: Known = 0.0
+    wake: Known = 0.0
 
 
 @dataclass(frozen=True)
@@ -292,8 +299,3 @@ def _known(link: Link | None) -> Link:
 
 def _rate(rates: Rates, up: bool) -> float:
     return rates.up if up else rates.down
-
-
-def fastest(predictions: Sequence[Prediction]) -> Prediction:
-    """Return what takes least time."""
-    return min(predictions, key=lambda each: each.total)

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hpcfl.base.errors import UsageError, refusal
 from hpcfl.base.types import Ints
+from hpcfl.config import Config
 from hpcfl.contrib.network.measure import Network, read
 from hpcfl.contrib.network.model import Layout, Load, Prediction, fits, layouts, predict, two_levels
+from hpcfl.engine.job import Job
 from hpcfl.mpi.placement import TWO_LEVEL, Topology, lane_topologies, limit
 from hpcfl.realtime.frames import frame_formats
 from hpcfl.realtime.orders import Command
 from hpcfl.sums.packing import Packing
-
-if TYPE_CHECKING:
-    from hpcfl.config import Config
-    from hpcfl.engine.job import Job
 
 SHORT: dict[int | str, str] = {1: "per rank", "node": "per node", "all": "one lane"}
 BUSY = 1.0
@@ -48,15 +45,12 @@ class Like:
         network = read(file)
         like = cls(network, ranks, per_host or network.per_host)
         if ranks > like.per_host and network.costs.between is None:
-            raise UsageError(
-                f"--like '{file}': was measured within one host, and {ranks} ranks are on {like.hosts[-1] + 1} hosts "
-                f"with {like.per_host} on each; did you mean --per-host {ranks}?"
-            )
+            hosts = f"{ranks} ranks are on {like.hosts[-1] + 1} hosts with {like.per_host} on each"
+            hint = f"did you mean --per-host {ranks}?"
+            raise UsageError(f"--like '{file}': was measured within one host, and {hosts}; {hint}")
         if like.per_host > 1 and network.costs.within is None:
-            raise UsageError(
-                f"--like '{file}': was measured with the server alone on its host, not with {like.per_host} ranks; did "
-                "you mean --per-host 1?"
-            )
+            what = f"with the server alone on its host, not with {like.per_host} ranks"
+            raise UsageError(f"--like '{file}': was measured {what}; did you mean --per-host 1?")
         return like
 
     def check(self, config: Config) -> None:
@@ -72,18 +66,13 @@ class Like:
 
 def facts(job: Job, like: Like) -> Iterator[tuple[str, str]]:
     """Yield, line by line, what the messages of a round would cost in each layout, and which one to choose."""
-    network, rules = like.network, job.config.speed.rules(job.config.participation)
+    network, rules = like.network, job.config.rules
     hosts, measured = like.hosts[-1] + 1, len(network.hosts)
-    yield (
-        "like",
-        f"{network.mpi}, measured {network.date} on {_count(network.ranks, 'rank')}, {_count(measured, 'host')}; for "
-        f"{_count(like.ranks, 'rank')}, {_count(hosts, 'host')} of {like.per_host}",
-    )
+    there = f"{network.mpi}, measured {network.date} on {_count(network.ranks, 'rank')}, {_count(measured, 'host')}"
+    yield "like", f"{there}; for {_count(like.ranks, 'rank')}, {_count(hosts, 'host')} of {like.per_host}"
     if network.load > BUSY:
-        yield (
-            "warning",
-            f"busy: load {network.load:.1f} per core when it was measured, so figures tell of other work too",
-        )
+        text = f"load {network.load:.1f} per core when it was measured, so figures tell of other work too"
+        yield "warning", f"busy: {text}"
     if rules.by_arrivals:
         yield "a round", "not predicted: arrivals end rounds, whose visits overlap"
         return
@@ -93,12 +82,8 @@ def facts(job: Job, like: Like) -> Iterator[tuple[str, str]]:
         lanes = lane_topologies(layout.width, [str(host) for host in like.hosts], job.chunks)
         load, active = loaded(job, lanes, cohort), taking_part(layout, lanes, cohort, like.hosts)
         if layout.width == 1:
-            yield (
-                "a round",
-                f"{_count(len(cohort), 'visit')}, {load.state} bytes down and {load.frame} up for each lane and turn, "
-                "computing left out; no two parts overlap",
-            )
-        if layout.width == 1:
+            each = f"{load.state} bytes down and {load.frame} up for each lane and turn"
+            yield "a round", f"{_count(len(cohort), 'visit')}, {each}, computing left out; no two parts overlap"
             levels = two_levels(network.costs, like.ranks, like.per_host, load, job.config.fan_out)
         if refused := _refused(job, layout, network.mpi):
             yield _name(layout), refused
@@ -149,10 +134,8 @@ def _refused(job: Job, layout: Layout, mpi: str) -> str:
     if fits(mpi, layout):
         return ""
     most = int(limit(mpi) * layout.lanes // layout.communicators)
-    return (
-        f"not with {mpi}: {layout.lanes} lanes take {layout.communicators} communicators of the server, which can make "
-        f"{limit(mpi):g}, for {most} lanes"
-    )
+    takes = f"{layout.lanes} lanes take {layout.communicators} communicators of the server"
+    return f"not with {mpi}: {takes}, which can make {limit(mpi):g}, for {most} lanes"
 
 
 def _choice(job: Job, predicted: Sequence[tuple[Layout, Prediction]]) -> Iterator[tuple[str, str]]:
@@ -160,15 +143,13 @@ def _choice(job: Job, predicted: Sequence[tuple[Layout, Prediction]]) -> Iterato
     if not predicted:
         yield "choose", "fewer ranks: none of these layouts is possible"
         return
-    rules, fastest = job.config.speed.rules(job.config.participation), min(each.total for _, each in predicted)
+    rules, fastest = job.config.rules, min(each.total for _, each in predicted)
     early = rules.enough is not None or rules.bound is not None
     near = [pair for pair in predicted if early or pair[1].total <= NEAR * fastest]
     layout, best = min(near, key=lambda pair: (pair[0].ranks, pair[1].total))
-    why = (
-        "rounds close before the last visit, and ranks that share a lane wait for each other"
-        if early
-        else "the narrowest lanes that take at most a tenth longer than the fastest"
-    )
+    why = "the narrowest lanes that take at most a tenth longer than the fastest"
+    if early:
+        why = "rounds close before the last visit, and ranks that share a lane wait for each other"
     yield "choose", f"lane_width = {layout.width if isinstance(layout.width, int) else repr(layout.width)}: {why}"
     if isinstance(rules.bound, float) and best.total > rules.bound:
         yield "warning", f"deadline: messages alone take {best.total:.3g} s of the {rules.bound:g} s of a round"

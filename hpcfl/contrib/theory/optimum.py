@@ -15,12 +15,11 @@ from hpcfl.base.errors import RunError, UsageError
 from hpcfl.base.lazy import torch
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats, State
+from hpcfl.config import Config
 from hpcfl.learning.task import Task
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from hpcfl.config import Config
 
 MOST = 2000  # parameters: Newton's steps factor a matrix of so many rows and columns
 EXACT, ENOUGH = 1e-12, 1e-9  # the gradient's norm that is sought, and that will do where rounding allows of no smaller
@@ -75,7 +74,7 @@ def of(config: Config, data_dir: Path | None) -> Optimum:
     """Find the minimum of a config's objective."""
     config.check(data_dir)
     federation = config.federation(data_dir)
-    members = config.speed.rules(config.participation).taking_part(config.clients).tolist()
+    members = config.rules.taking_part(config.clients).tolist()
     return optimum(Task(config.model, federation, config.seed, precision="double"), clients=members)
 
 
@@ -151,7 +150,18 @@ class PooledObjective:
             if ahead is None:
                 break
             theta = ahead
-        self._check(theta)
+        norm = self.norm(theta)  # no minimum: a slope that is left, a saddle, or a descent that goes on for ever
+        slope = f"the gradient's norm is {norm:.3g}"
+        if not norm <= ENOUGH:
+            hint = "with model.link = 'rough' it needs model.smoothness above 1"
+            raise RunError(f"no minimum found: {slope}, expected at most {ENOUGH:g}; {hint}")
+        step, least = self._newton(theta)
+        if least < -SADDLE:
+            raise RunError("no minimum found: the steps end at a saddle; expected a larger penalty (model.ridge)")
+        length = float(np.linalg.norm(step))
+        if length > NEAR * (1 + float(np.linalg.norm(theta))):
+            far = f"but the next step would still be of length {length:.3g}, as on separable data without a penalty"
+            raise RunError(f"there is no minimum: {slope}, {far}; did you mean model.ridge = 1e-6?")
         return theta
 
     def _newton(self, theta: Floats) -> tuple[Floats, float]:
@@ -161,21 +171,3 @@ class PooledObjective:
         axes, slopes = axes[:, steep], self.gradient(theta)
         step: Floats = axes @ ((axes.T @ slopes) / curvatures[steep])
         return step, float(curvatures.min() / np.abs(curvatures).max())
-
-    def _check(self, theta: Floats) -> None:
-        """Refuse what is no minimum: a slope that is left, a saddle, or a descent that goes on for ever."""
-        norm = self.norm(theta)
-        if not norm <= ENOUGH:
-            raise RunError(
-                f"no minimum found: the gradient's norm is {norm:.3g}, expected at most {ENOUGH:g}; with model.link = "
-                "'rough' it needs model.smoothness above 1"
-            )
-        step, least = self._newton(theta)
-        if least < -SADDLE:
-            raise RunError("no minimum found: the steps end at a saddle; expected a larger penalty (model.ridge)")
-        length = float(np.linalg.norm(step))
-        if length > NEAR * (1 + float(np.linalg.norm(theta))):
-            raise RunError(
-                f"there is no minimum: the gradient's norm is {norm:.3g}, but the next step would still be of length "
-                f"{length:.3g}, as on separable data without a penalty; did you mean model.ridge = 1e-6?"
-            )

@@ -5,30 +5,36 @@ A unit of work is one visit, so a pace (seconds per unit of work) is also the se
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field
 
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Computing, Floats, Ints
+from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.plan import Attempt, Plan
+from hpcfl.schedule.staleness import Staleness
 
 DRAWS = 1000
 NO_ATTEMPT = 2**31 - 1
 CLOSE = 1e-12
 """What a visit's share of its steps may lack, so that rounding costs none: seconds and shares follow from quotients."""
 
+
+def _above_0(value: Any) -> Any:
+    if not isinstance(value, (list, tuple)):
+        return value
+    if not all(isinstance(each, (int, float)) and each > 0 for each in value):
+        raise ValueError("expected numbers above 0, one for each layer")
+    return tuple(value)
+
+
 Costs = Literal["equal", "parameters"] | tuple[Annotated[float, Field(gt=0)], ...]
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hpcfl.schedule.participation import Participation
-    from hpcfl.schedule.staleness import Staleness
 
 
 class Speed(ConfigBase):
@@ -43,7 +49,7 @@ class Speed(ConfigBase):
     """
 
     model: str
-    costs: Costs = "equal"
+    costs: Annotated[Costs, BeforeValidator(_above_0)] = "equal"
     """What a layer's fraction of a visit's work is counted by, which the SALF paper leaves open. ``equal``: all layers
     count alike. ``parameters``: by their parameters. A list: numbers above 0, one per layer from the first to the last,
     such as seconds of its backward pass, which ``analysis/salf_deadlines.py --measure`` prints."""
@@ -55,15 +61,6 @@ class Speed(ConfigBase):
     a use."""
     replays: ClassVar[bool] = False
     slows: ClassVar[bool] = True
-
-    @field_validator("costs", mode="before")
-    @classmethod
-    def _above_0(cls, value: Any) -> Any:
-        if not isinstance(value, (list, tuple)):
-            return value
-        if not all(isinstance(each, (int, float)) and each > 0 for each in value):
-            raise ValueError("expected numbers above 0, one for each layer")
-        return tuple(value)
 
     @property
     def chunk(self) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from math import isclose
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
@@ -12,11 +12,9 @@ from pydantic import Field
 from hpcfl.base.errors import UsageError
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats, Ints
+from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.plan import Attempt
 from hpcfl.schedule.speeds.base import Speed
-
-if TYPE_CHECKING:
-    from hpcfl.schedule.participation import Participation
 
 
 class Memoryless(Speed):
@@ -69,10 +67,8 @@ class Exponential(Memoryless):
 
     def check(self, participation: Participation, clock: str = "simulated") -> None:
         if self.sorted and self.kind == "dynamic":
-            raise UsageError(
-                "speed.sorted = true numbers clients by their mean times, and speed.kind = 'dynamic' gives no others; "
-                "did you mean speed.kind = 'dynamic-rate'?"
-            )
+            why = "numbers clients by their mean times, and speed.kind = 'dynamic' gives no others"
+            raise UsageError(f"speed.sorted = true {why}; did you mean speed.kind = 'dynamic-rate'?")
 
     @property
     def redrawn(self) -> bool:
@@ -106,10 +102,8 @@ class Groups(Memoryless):
 
     def check(self, participation: Participation, clock: str = "simulated") -> None:
         if len(self.shares_of) != len(self.means_of) or not isclose(sum(self.shares_of), 1.0, abs_tol=1e-6):
-            raise UsageError(
-                f"speed.shares_of: expected a share for each of the {len(self.means_of)} groups of speed.means_of, "
-                f"1 in all, got {list(self.shares_of)}"
-            )
+            wanted = f"a share for each of the {len(self.means_of)} groups of speed.means_of, 1 in all"
+            raise UsageError(f"speed.shares_of: expected {wanted}, got {list(self.shares_of)}")
 
     @property
     def redrawn(self) -> bool:

@@ -6,7 +6,7 @@ import csv
 from array import array
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +16,10 @@ from hpcfl.base.errors import UsageError, did_you_mean
 from hpcfl.base.types import Floats, Ints
 from hpcfl.data.formats.files import lines, reading
 from hpcfl.data.formats.hdf5_file import dataset, opened
+from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.plan import Attempt
 from hpcfl.schedule.speeds.base import Speed
 from hpcfl.schedule.speeds.uniform_depth import check_end, reaching, seconds_at
-
-if TYPE_CHECKING:
-    from hpcfl.schedule.participation import Participation
 
 KINDS = ("client", "seconds"), ("round", "client", "seconds"), ("round", "client", "depth")
 HDF5 = (".h5", ".hdf5")
@@ -102,10 +100,8 @@ class Table(Speed):
             return
         check_end(participation, f"speed.file = {self.file!r} says how far visits are")
         if clock != "simulated":
-            raise UsageError(
-                f"speed.file = {self.file!r} has depths, which simulated time alone can keep: expected "
-                f"clock = 'simulated', or seconds; got clock = '{clock}'"
-            )
+            why = "has depths, which simulated time alone can keep: expected clock = 'simulated', or seconds"
+            raise UsageError(f"speed.file = {self.file!r} {why}; got clock = '{clock}'")
 
     def covers(self, rounds: int, clients: int, layers: int | None = None) -> None:
         """Refuse other clients, fewer rounds, and depths that the model does not have."""
@@ -168,15 +164,12 @@ def _read_csv(path: Path) -> Columns:
                 where, count = (empty, 0) if empty else (line, len(row))
                 raise UsageError(f"speed.file: {path}: line {where} has {count} values, expected {len(names)}")
             for name, column, cell in zip(names, columns, row):
-                column.append(_number(path, line, cell, name))
+                try:
+                    column.append(float(cell))
+                except ValueError:
+                    what = f"{name} is {cell[:40]!r}, expected a number"
+                    raise UsageError(f"speed.file: {path}: line {line}: {what}") from None
     return {name: np.frombuffer(column) for name, column in zip(names, columns)}
-
-
-def _number(path: Path, line: int, cell: str, name: str) -> float:
-    try:
-        return float(cell)
-    except ValueError:
-        raise UsageError(f"speed.file: {path}: line {line}: {name} is {cell[:40]!r}, expected a number") from None
 
 
 def _read_hdf5(path: Path) -> Columns:

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import SerializeAsAny, field_validator
+from pydantic import AfterValidator, SerializeAsAny
 
 from hpcfl import store
 from hpcfl.base.config import ConfigBase, recorded
@@ -92,12 +92,11 @@ class Tape:
             raise UsageError(f"speed.run: '{run}' did not record {', '.join(lacking)}: run it again")
         cohort, version, depth, seconds, duration, repeats, end = (data[name].values for name in COLUMNS)
         steps = data[STEPS].values if STEPS in data else None
+        arrivals = {name: data[f"arrival_{name}"].values for name in ARRIVALS if f"arrival_{name}" in data}
         chunk = int(data.attrs.get("chunk", 1))
         computing = json.loads(data.attrs.get("computing", "{}")).get("how", "vmapped")
-        facts = version, depth, seconds, duration, repeats, end
-        tape = cls(config, chunk, computing, data.sizes["layer"], cohort == 1, *facts)
-        arrivals = {name: data[f"arrival_{name}"].values for name in ARRIVALS if f"arrival_{name}" in data}
-        return replace(tape, steps=steps, arrivals=arrivals or None)
+        facts = version, depth, seconds, duration, repeats, end, steps, arrivals or None
+        return cls(config, chunk, computing, data.sizes["layer"], cohort == 1, *facts)
 
     @property
     def rounds(self) -> int:
@@ -118,14 +117,9 @@ class Trace(Speed):
     """
 
     model: Literal["trace"] = "trace"
-    run: str
+    run: Annotated[str, AfterValidator(lambda run: str(Path(run).absolute()))]  # a resumption may start elsewhere
     """The run folder that is replayed. One that goes on counts with the rounds that it has recorded so far."""
     replays: ClassVar[bool] = True
-
-    @field_validator("run")
-    @classmethod
-    def _absolute(cls, run: str) -> str:
-        return str(Path(run).absolute())  # a resumption may start elsewhere
 
     @cached_property
     def tape(self) -> Tape:
@@ -141,9 +135,7 @@ class Trace(Speed):
 
     def check(self, participation: Participation, clock: str = "simulated") -> None:
         if clock != "simulated":
-            raise UsageError(
-                f"speed.model = 'trace' replays in simulated time: expected clock = 'simulated', got '{clock}'"
-            )
+            raise refusal("speed.model = 'trace' replays in simulated time", "clock = 'simulated'", clock)
         held, then = participation.hold_out, self.rules(participation).hold_out
         if held and held != then:
             raise refusal("participation.hold_out", f"that of speed.run = '{self.run}'", held, then)
@@ -153,18 +145,15 @@ class Trace(Speed):
         tape = self.tape
         for name, there, wanted in (("clients", tape.cohort.shape[1], clients), ("rounds", tape.rounds, rounds)):
             if there < wanted or (there > wanted and name == "clients"):
-                raise UsageError(
-                    f"speed.run: '{self.run}' recorded {there} {name}, got {wanted}; did you mean {name} = {there}?"
-                )
+                hint = f"did you mean {name} = {there}?"
+                raise UsageError(f"speed.run: '{self.run}' recorded {there} {name}, got {wanted}; {hint}")
         if layers not in (None, tape.layers):
-            raise UsageError(
-                f"speed.run: '{self.run}' recorded {tape.layers} layers, the model of this config has {layers}"
-            )
+            here = f"the model of this config has {layers}"
+            raise UsageError(f"speed.run: '{self.run}' recorded {tape.layers} layers, {here}")
         stale = tape.stale(rounds)
         if len(stale) and tape.arrivals is None:
-            raise RunError(
-                f"speed.run: '{self.run}' used visits to older states in round {stale[0]}, which no replay can"
-            )
+            what = f"visits to older states in round {stale[0]}, which no replay can"
+            raise RunError(f"speed.run: '{self.run}' used {what}")
 
     def known(self, clock: str) -> bool:
         return self.tape.config.speed.known(self.tape.config.clock)
@@ -227,24 +216,16 @@ class Trace(Speed):
         others = np.setdiff1d(np.flatnonzero(tape.cohort[round]), np.union1d(cohort, waiting))
         served = np.concatenate([version[begun][places], np.full(len(others), -1)])
         by_id = np.argsort(whom := np.concatenate([waiting, others]))
-        return Plan(
+        factors = staleness.factors(round - now["version"]) * rules.evened(cohort)
+        visits = Arrivals(now["version"], now["number"], now["seconds"], factors, whom[by_id], served[by_id])
+        return Plan.of_arrivals(
             round,
-            cohort,
-            now["visit_seconds"],
-            depth,
-            float(tape.duration[round]),
-            np.full((len(cohort), tape.layers), np.nan),
-            np.zeros(tape.layers),
-            float(tape.closes_after[round]),
+            tape.layers,
+            visits,
+            *(cohort, now["visit_seconds"], depth),
+            duration=float(tape.duration[round]),
+            closes_after=float(tape.closes_after[round]),
             steps=steps if by_steps else None,
-            arrivals=Arrivals(
-                now["version"],
-                now["number"],
-                now["seconds"],
-                staleness.factors(round - now["version"]) * rules.evened(cohort),
-                whom[by_id],
-                served[by_id],
-            ),
         )
 
     def paces(self, seed: int, clients: int) -> Floats:

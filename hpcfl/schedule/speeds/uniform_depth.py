@@ -1,20 +1,39 @@
-"""Stragglers that are somewhere in the model when the deadline comes."""
+"""Uniform visit times, and stragglers that are somewhere in the model when the deadline comes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
-from hpcfl.base.errors import UsageError, no_meaning
+from hpcfl.base.errors import UsageError, no_meaning, refusal
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats, Ints
+from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.plan import Attempt
 from hpcfl.schedule.speeds.base import CLOSE, Speed
 
-if TYPE_CHECKING:
-    from hpcfl.schedule.participation import Participation
+
+class Uniform(Speed):
+    """Uniform visit times, clients alike, drawn anew in each round: at a deadline of x·`longest`, 1 − x straggle."""
+
+    model: Literal["uniform"] = "uniform"
+    longest: float = Field(1.0, gt=0)
+    """Seconds that no visit exceeds; means are half of it."""
+
+    def paces(self, seed: int, clients: int) -> Floats:
+        return np.full(clients, self.longest / 2)
+
+    def seconds(self, attempt: Attempt) -> Floats:
+        rng = keyed(attempt.seed, "time", attempt.round, step=attempt.number)
+        drawn: Floats = rng.uniform(0.0, self.longest, attempt.clients)[attempt.cohort]
+        return drawn
+
+    def arrival(self, attempt: Attempt) -> Floats:
+        """Return ``min(1, closes_after / (longest · work_fraction))``, float64 [n, L]."""
+        chance = np.minimum(1.0, attempt.closes_after / (self.longest * attempt.work_fractions))
+        return np.tile(chance, (len(attempt.cohort), 1))
 
 
 class UniformDepth(Speed):
@@ -118,13 +137,10 @@ class UniformDepth(Speed):
 def check_end(participation: Participation, what: str) -> None:
     """Refuse rounds that do not close after given seconds where a speed model says how far visits are by then."""
     if not participation.by_time and not (participation.by_arrivals and participation.deadline is not None):
-        raise UsageError(
-            f"{what} at the deadline: expected participation.close = 'deadline', got '{participation.close}'"
-        )
+        raise refusal(f"{what} at the deadline", "participation.close = 'deadline'", participation.close)
     if participation.adaptive:
-        raise UsageError(
-            f"participation.deadline = 'adaptive' follows from times, and {what} at the deadline; expected seconds"
-        )
+        why = f"follows from times, and {what} at the deadline"
+        raise UsageError(f"participation.deadline = 'adaptive' {why}; expected seconds")
 
 
 def seconds_at(attempt: Attempt, depth: Ints) -> Floats:
