@@ -141,3 +141,21 @@ def test_nothing_but_a_few_commands_needs_what_few_need(tmp_path: Path) -> None:
 
 def test_what_few_need_is_found_by_name() -> None:
     assert all(map(contributed, CONTRIBUTED))
+
+
+def test_nothing_is_pickled() -> None:
+    """Neither on the wire nor on disk, nor between processes of a host: to read a pickle is to run it."""
+    running = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"}
+    found = set()
+    for name, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+                found |= {f"{name} imports {each}" for each in names if each.partition(".")[0] in running}
+            if isinstance(node, ast.Attribute) and node.attr in LOWER_CASE and ast.unparse(node.value).endswith("comm"):
+                found.add(f"{name} calls {ast.unparse(node)}")
+    assert not found
+
+
+LOWER_CASE = {"bcast", "isend", "irecv", "gather", "allgather", "scatter", "alltoall", "allreduce", "sendrecv"}
+"""What mpi4py pickles for."""
