@@ -258,7 +258,9 @@ class LocalSgd(LocalTraining):
     def after(self, params: State, shared: State, personal: State) -> State:
         """Return what one client keeps after a visit that has led to `params`: by default what it had.
 
-        All are ``{name: […]}``, and the names are those of `personal`. It is kept if the visit counts.
+        What is kept has the names of `personal`, which may be any; `params` and `shared` have the model's. It is kept
+        if the visit counts. Several clients are computed at once, by `torch.func.vmap`; with ``batch_clients = false``
+        numbers can be printed on the way.
         """
         return personal
 
@@ -322,13 +324,18 @@ class LocalSgd(LocalTraining):
         if type(self).after is LocalSgd.after:
             return memory
         moments, personal = self.kept(params, memory)
-        found: State = torch.func.vmap(self.after, in_dims=(0, None, 0))(params, shared, personal)
+        if len(next(iter(params.values()))) == 1:  # so that an author may look at numbers on the way
+            one, own = ({name: value[0] for name, value in state.items()} for state in (params, personal))
+            found = {name: value[None] for name, value in self.after(one, shared, own).items()}
+        else:
+            found = torch.func.vmap(self.after, in_dims=(0, None, 0))(params, shared, personal)
         if found.keys() != personal.keys():
             expected = f"{listed(personal)}, as it was given" if personal else "none"
             raise RunError(
                 f"algorithm.name = '{self.name}': after returned {listed(found) or 'none'}, expected {expected}"
             )
-        return moments | found
+        # what is kept may be what was given, which is worked on in place
+        return moments | {name: value.clone() for name, value in found.items()}
 
     def check(self, participation: Participation, known: bool = True) -> None:
         super().check(participation, known)

@@ -22,6 +22,7 @@ from helpers.loops import Clients
 from helpers.loops.ditto import ditto
 from helpers.loops.feddyn import feddyn
 from helpers.loops.pfedme import pfedme
+from helpers.loops.scaffnew import scaffnew
 from hpcfl import store
 from hpcfl.config import from_table
 from hpcfl.engine.job import Job
@@ -122,3 +123,20 @@ def test_on_ranks_too(world: Any, shared_dir: Path, method: str) -> None:
     resume(world, run, 2, world.comm)
     if world.rank == 0:
         same(run, alone)
+
+
+@pytest.mark.parametrize("per_chunk", [False, 2, len(SIZES)], ids=["one by one", "pairs", "one chunk"])
+def test_a_client_may_keep_the_very_model_that_it_is_given(solo: Any, tmp_path: Path, per_chunk: int | bool) -> None:
+    """Scaffnew keeps it under a name of its own; hpcfl works on what it gives in place."""
+    steps, lr = 5, 0.1
+    given = values("feddyn", per_chunk) | {"participation": {}, "rounds": ROUNDS}
+    given["algorithm"] = {"name": "helpers.newcomers.scaffnew:Scaffnew", "lr": lr, "steps": steps, "batch": 0}
+    run = play(solo, given, tmp_path / "run", None)
+    task = Job.of(from_table(given), None, 1).task
+    data = [(task.samples(client).x, task.samples(client).y) for client in range(len(SIZES))]
+    clients = Clients(data, given["seed"], LAYERS, max(SIZES), steps)
+    shared, ends = scaffnew(task.initial(), clients, ROUNDS, lr=lr, steps=steps)
+    agree(shared, store.load(store.latest(run)).shared)  # type: ignore[arg-type]
+    for client, held in store.load_personal(store.latest(run), range(len(SIZES))).items():  # type: ignore[arg-type]
+        for name, value in ends[client].items():
+            np.testing.assert_allclose(held[f"x:{name}"], value, rtol=1e-12, atol=1e-12, err_msg=name)
