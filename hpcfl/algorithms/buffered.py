@@ -8,22 +8,13 @@ tells its own at a place of its own: a largest number is no sum, but sums are al
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from hpcfl.algorithms.base import Algorithm, Block, Client, Layout, Message, ServerState, State, Sums, Task, Visits
 from hpcfl.algorithms.wrapped import Wrapper, changed, wrapped
 from hpcfl.base.errors import refusal
-from hpcfl.base.lazy import torch
-from hpcfl.sums.message import Block, moved
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.algorithms.base import Algorithm, Client, ServerState
-    from hpcfl.base.types import State
-    from hpcfl.learning.batches import Visits
-    from hpcfl.learning.task import Task
-    from hpcfl.models.modules.module import Whole
-    from hpcfl.sums.message import Layout, Message, Sums
+from hpcfl.base.lazy import Tensor, torch
+from hpcfl.models.modules import module
+from hpcfl.sums.message import moved
 
 LOSS = "loss"
 
@@ -172,7 +163,7 @@ def _after(method: Algorithm, task: Task, value: Tensor, name: str, sums: Sums) 
     return method.buffer_after(name, value, sums)
 
 
-def _whole(task: Task) -> Whole:
+def _whole(task: Task) -> module.Whole:
     assert task.whole is not None
     return task.whole
 

@@ -30,22 +30,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hpcfl.algorithms.base import Algorithm, Block, By, Client, Extras, Recalled, ServerState, Sums, Task, Visits
+from hpcfl.algorithms.weighting import Weighting
 from hpcfl.algorithms.wrapped import Wrapper, changed, wrapped
 from hpcfl.base.device_copy import on_device
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
+from hpcfl.base.types import Floats, Ints, State
 from hpcfl.sums.message import CorrectedSums
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.algorithms.base import Algorithm, By, Client, Extras, Recalled, ServerState
-    from hpcfl.algorithms.weighting import Weighting
-    from hpcfl.base.types import Floats, Ints, State
-    from hpcfl.learning.batches import Visits
-    from hpcfl.learning.task import Task
-    from hpcfl.sums.message import Block, Sums
 
 Change = Callable[[str, int, "Tensor"], "Tensor"]
 """What becomes of a block's values ``[k, …]``: block, layer (1 … L), values."""

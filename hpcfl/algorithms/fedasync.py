@@ -8,21 +8,15 @@ indices can be read one higher. Clients send changes, so the server forms w_i ag
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from hpcfl.algorithms.base import Participation, State, Sums, Task
 from hpcfl.algorithms.fedprox import FedProx
 from hpcfl.base.errors import refusal
+from hpcfl.base.lazy import Tensor
 from hpcfl.sums.message import moved
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.base.types import State
-    from hpcfl.learning.task import Task
-    from hpcfl.schedule.participation import Participation
-    from hpcfl.sums.message import Sums
 
 
 class FedAsync(FedProx):

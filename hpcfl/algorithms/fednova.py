@@ -8,28 +8,18 @@ in the authors' code. Their momentum at the server is ``server.optimizer = "mome
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.base import Algorithm, Block, By, Client, Layout, Participation, State, Sums, Task, Visits
 from hpcfl.algorithms.fedprox import FedProx
 from hpcfl.algorithms.local_sgd import check_plain
 from hpcfl.base.device_copy import on_device
 from hpcfl.base.errors import refusal
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.learning.optim import column
-from hpcfl.sums.message import Block, moved
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.algorithms.base import By, Client
-    from hpcfl.base.types import State
-    from hpcfl.learning.batches import Visits
-    from hpcfl.learning.task import Task
-    from hpcfl.schedule.participation import Participation
-    from hpcfl.sums.message import Layout, Sums
+from hpcfl.sums.message import moved
 
 
 class FedNova(FedProx):

@@ -7,21 +7,14 @@ all clients' windows begin alike, and all units have their turn. All else is as 
 from __future__ import annotations
 
 from math import floor
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from hpcfl.algorithms.base import Client, Message, State, Task, Visits
 from hpcfl.algorithms.heterofl import HeteroFl
 from hpcfl.algorithms.wrapped import changed
+from hpcfl.base.lazy import Tensor
 from hpcfl.models.modules import narrow
 from hpcfl.sums.message import HELD
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.algorithms.base import Client
-    from hpcfl.base.types import State
-    from hpcfl.learning.batches import Visits
-    from hpcfl.learning.task import Task
-    from hpcfl.sums.message import Message
 
 
 class FedRolex(HeteroFl):

@@ -15,33 +15,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import ceil
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
-from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.base import Algorithm, Batch, By, Client, Header, Model, Objective, Participation, Task, Visits
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.wrapped import changed
 from hpcfl.base.device_copy import on_device
 from hpcfl.base.errors import UsageError, refusal
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.rng import keyed
+from hpcfl.base.types import Ints, Shape, State
 from hpcfl.models.modules import narrow
-from hpcfl.sums.message import HELD, masked
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.algorithms.base import By, Client
-    from hpcfl.base.types import Ints, Shape, State
-    from hpcfl.data import Header
-    from hpcfl.learning.batches import Batch, Visits
-    from hpcfl.learning.task import Objective, Task
-    from hpcfl.models import Model
-    from hpcfl.models.modules.narrow import Axes
-    from hpcfl.schedule.participation import Participation
-    from hpcfl.sums.message import Layout, Message
+from hpcfl.sums.message import HELD, Layout, Message, masked
 
 Rate = Annotated[float, Field(gt=0, le=1)]
 
@@ -191,7 +179,7 @@ class HeteroFl(FedAvg):
 
         return local
 
-    def _begin(self, task: Task, axes: Axes, rate: float, visits: Visits) -> None:
+    def _begin(self, task: Task, axes: narrow.Axes, rate: float, visits: Visits) -> None:
         """Let the visits' steps have buffers as narrow as the model is."""
         if task.whole is not None:
             count = len(visits.clients)

@@ -7,20 +7,14 @@ A local step on three batches: ``g₁ = ∇f(w; 1)``, ``w' = w − α g₁``, ``
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
+from hpcfl.algorithms.base import Batch, State, Task, Visits
 from hpcfl.algorithms.local_sgd import LocalTraining, last
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.learning import derivatives
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.base.types import State
-    from hpcfl.learning.batches import Batch, Visits
-    from hpcfl.learning.task import Task
 
 
 class HfMaml(LocalTraining):

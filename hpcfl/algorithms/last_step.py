@@ -11,17 +11,12 @@ from __future__ import annotations
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING, ClassVar
 
+from hpcfl.algorithms.base import Algorithm, Client, Message, State, Task, Visits
 from hpcfl.algorithms.local_sgd import LocalSgd, some
 from hpcfl.algorithms.wrapped import wrapped
 from hpcfl.base.lazy import torch
 
 if TYPE_CHECKING:
-    from hpcfl.algorithms.base import Algorithm, Client
-    from hpcfl.base.types import State
-    from hpcfl.learning.batches import Visits
-    from hpcfl.learning.task import Task
-    from hpcfl.sums.message import Message
-
     Wrapper = LocalSgd
 else:
     Wrapper = object  # the method comes after it among the bases

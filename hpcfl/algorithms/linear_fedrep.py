@@ -10,28 +10,16 @@ by ``W_i x + b_i`` first, which whitens features of known mean and covariance al
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.base import Algorithm, Block, Client, Header, Layout, Model, ServerState, Sums, Task, Visits
 from hpcfl.base.device_copy import on_device
 from hpcfl.base.errors import UsageError, no_meaning, refusal
-from hpcfl.base.lazy import torch
-from hpcfl.data.linear import whitening
-from hpcfl.sums.message import Block
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.algorithms.base import Client, ServerState
-    from hpcfl.base.types import State
-    from hpcfl.data import Header
-    from hpcfl.data.linear import LinearFederation, SpacesFederation
-    from hpcfl.learning.batches import Visits
-    from hpcfl.learning.task import Task
-    from hpcfl.models import Model
-    from hpcfl.sums.message import Layout, Sums
+from hpcfl.base.lazy import Tensor, torch
+from hpcfl.base.types import State
+from hpcfl.data.linear import LinearFederation, SpacesFederation, whitening
 
 B, HEAD, MOMENT = "representation.weight", "head.weight", "moment"  # Bᵀ [k, d], w [1, k], mean of y² x xᵀ [d, d]
 WEIGHT, BIAS = "embedding.weight", "embedding.bias"  # where features are embedded in d coordinates: [d, d_i], [d]

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.base import Algorithm, By
 from hpcfl.algorithms.local_sgd import LocalSgd
-
-if TYPE_CHECKING:
-    from hpcfl.algorithms.base import By
 
 
 class Local(LocalSgd):

@@ -25,30 +25,17 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Hashable, Iterator, Set
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
-from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.base import Algorithm, Batch, Block, By, Client, Layout, Objective, Participation, Task, Visits
 from hpcfl.base.errors import RunError, UsageError, check_within, listed, no_meaning, refusal, toml
-from hpcfl.base.lazy import torch
-from hpcfl.learning.one_client import objective_of
-from hpcfl.learning.optim import Adam, AdamW, Sgd
-from hpcfl.sums.message import Block
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.algorithms.base import By, Client
-    from hpcfl.base.types import Ints, State
-    from hpcfl.learning.batches import Batch, Visits
-    from hpcfl.learning.one_client import ClientBatch
-    from hpcfl.learning.optim import Optimizer
-    from hpcfl.learning.task import Objective, Task
-    from hpcfl.schedule.participation import Participation
-    from hpcfl.sums.message import Layout
-
+from hpcfl.base.lazy import Tensor, torch
+from hpcfl.base.types import Ints, State
+from hpcfl.learning.one_client import ClientBatch, objective_of
+from hpcfl.learning.optim import Adam, AdamW, Optimizer, Sgd
 
 Personalised = Annotated[
     Literal["stored", "fine-tune", "new-client"],

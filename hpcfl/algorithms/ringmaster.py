@@ -12,19 +12,16 @@ SGD. Data of all clients are taken to be alike: fast ones count more often.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from hpcfl.algorithms.base import Participation
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.local_sgd import check_plain
 from hpcfl.base.errors import refusal
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hpcfl.schedule.participation import Participation
 
 
 class Ringmaster(FedAvg):

@@ -7,25 +7,15 @@ The server averages each layer over those who reached it (eq. 9):
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from hpcfl.algorithms.base import Algorithm, ServerState
+from hpcfl.algorithms.base import Algorithm, By, Client, Extras, Participation, ServerState, State, Sums, Task, Visits
 from hpcfl.base.device_copy import on_device
 from hpcfl.base.errors import UsageError, no_meaning
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.learning.optim import Sgd, zeros
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.algorithms.base import By, Client, Extras
-    from hpcfl.base.types import State
-    from hpcfl.learning.batches import Visits
-    from hpcfl.learning.task import Task
-    from hpcfl.schedule.participation import Participation
-    from hpcfl.sums.message import Sums
 
 
 class Salf(Algorithm):

@@ -8,26 +8,16 @@ all clients. All begin with 0 and a client keeps c_i⁺ only if its visit counte
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.base import Algorithm, Block, By, Client, Layout, Participation, State, Sums, Task, Visits
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.local_sgd import check_plain
 from hpcfl.base.device_copy import on_device
 from hpcfl.base.errors import refusal
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.learning.optim import Shifted, column, zeros
-from hpcfl.sums.message import Block, moved
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.algorithms.base import By, Client
-    from hpcfl.base.types import State
-    from hpcfl.learning.batches import Visits
-    from hpcfl.learning.task import Task
-    from hpcfl.schedule.participation import Participation
-    from hpcfl.sums.message import Layout, Sums
+from hpcfl.sums.message import moved
 
 CONTROL, RISE = "control.", "rise."  # c at the server and c_i at clients; what a client tells of c_i⁺ − c_i
 

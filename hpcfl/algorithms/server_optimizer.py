@@ -21,28 +21,20 @@ that nobody has sent and that the method leaves as it was does not move, and its
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from hpcfl.algorithms.base import Algorithm, Extras, Model, ServerState, Sums, Task
 from hpcfl.algorithms.wrapped import Wrapper, wrapped
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.device_copy import on_device
 from hpcfl.base.errors import UsageError, no_meaning, refusal
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
+from hpcfl.schedule.doubling import Doubling
 from hpcfl.sums.message import moved
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor
-
-    from hpcfl.algorithms.base import Algorithm, Extras, ServerState
-    from hpcfl.learning.task import Task
-    from hpcfl.models import Model
-    from hpcfl.schedule.doubling import Doubling
-    from hpcfl.sums.message import Sums
 
 PLAIN = "momentum", "nesterov"
 ADAPTIVE = "adam", "yogi", "adagrad"

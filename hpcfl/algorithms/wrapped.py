@@ -10,13 +10,9 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.base import Algorithm, Client, Message, State
 
 if TYPE_CHECKING:
-    from hpcfl.algorithms.base import Client
-    from hpcfl.base.types import State
-    from hpcfl.sums.message import Message
-
     Wrapper = Algorithm
 else:
     Wrapper = object  # the method comes after it among the bases

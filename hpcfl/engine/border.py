@@ -11,22 +11,14 @@ from functools import cached_property
 from math import isfinite
 from pathlib import Path
 from types import GeneratorType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-from hpcfl.algorithms import Algorithm, ServerState
+from hpcfl.algorithms.base import Algorithm, Block, Client, Layout, Message, ServerState, Sums, Task, Visits
 from hpcfl.base.blame import place, place_of
 from hpcfl.base.errors import RunError, in_place, listed
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.loaded import is_of_user
 from hpcfl.base.types import State
-from hpcfl.learning.batches import Visits
-from hpcfl.learning.task import Task
-from hpcfl.sums.message import Block, Layout, Message, Sums
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.algorithms.base import Client
 
 Marks = list[tuple[str, "Tensor", int]]
 """Tensors by what they are called, and the versions that they were at."""

@@ -18,13 +18,12 @@ import numpy as np
 from hpcfl import store
 from hpcfl.base.lazy import torch
 from hpcfl.base.types import Ints
-from hpcfl.mpi.transport import arrays, as_chunk
+from hpcfl.mpi.transport import Saved, arrays, as_chunk
 
 if TYPE_CHECKING:
     from hpcfl.engine.job import Job, Progress
     from hpcfl.engine.record import Recorder
     from hpcfl.engine.rounds import Rounds
-    from hpcfl.mpi.transport import Saved
 
 FAILURE_SECONDS = 30.0  # how long a rank that fails waits for the checkpoint under way: it ends all ranks then
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from hpcfl.algorithms.base import Algorithm, Client, Message, Task, Visits
 from hpcfl.algorithms.local_sgd import LocalTraining
 from hpcfl.base.device_copy import memory_of
 from hpcfl.base.lazy import torch
@@ -21,13 +22,7 @@ from hpcfl.base.memory import LARGEST_BYTES, last_level_cache
 from hpcfl.base.types import Ints, State
 from hpcfl.engine.hangs import Moves
 from hpcfl.engine.uneven import Sent, Work, collected, told, visited
-from hpcfl.learning.batches import Visits
 from hpcfl.mpi.placement import Chunk
-
-if TYPE_CHECKING:
-    from hpcfl.algorithms.base import Algorithm, Client
-    from hpcfl.learning.task import Task
-    from hpcfl.sums.message import Message
 
 CACHE_SHARE = 4  # a bundle's models take at most this part of the last-level cache, which others use too;
 SHARED = 2  # where several threads compute them, this one: they wait for each other after each operation

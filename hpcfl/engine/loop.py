@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hpcfl.algorithms import ServerState
+from hpcfl.algorithms.base import ServerState
 from hpcfl.base.errors import Diverged, Interrupted, LearntNothing, Stopped
 from hpcfl.base.lazy import torch
 from hpcfl.base.types import Floats

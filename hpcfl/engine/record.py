@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,8 +27,6 @@ from hpcfl.sums.guard import Rejection
 from hpcfl.sums.message import Sums
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from hpcfl.algorithms import Algorithm, ServerState
     from hpcfl.data import Federation
     from hpcfl.engine.job import Job

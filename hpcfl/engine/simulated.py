@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from hpcfl.algorithms import IteratedReduction
+from hpcfl.algorithms.base import IteratedReduction, Message, Visits
 from hpcfl.base.device_copy import on_device
 from hpcfl.base.lazy import torch
 from hpcfl.base.types import Floats, Ints, State
@@ -19,11 +19,10 @@ from hpcfl.engine.record import Record, released
 from hpcfl.engine.rounds import Rounds
 from hpcfl.engine.uneven import evenly
 from hpcfl.learning import batchnorm
-from hpcfl.learning.batches import Visits
 from hpcfl.mpi.placement import Chunk
 from hpcfl.mpi.transport import Alone, Personal, Saved, Transport, arrays
 from hpcfl.schedule.plan import Arrivals, Plan
-from hpcfl.sums.message import ExactSums, Message
+from hpcfl.sums.message import ExactSums
 
 R = TypeVar("R")
 

@@ -11,21 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hpcfl.algorithms.base import Client, Message, Task, Visits
 from hpcfl.base.device_copy import on_device
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.types import Ints, State
-from hpcfl.learning.batches import Uneven, Visits
-from hpcfl.learning.task import Task
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.algorithms.base import Client
-    from hpcfl.sums.message import Message
+from hpcfl.learning.batches import Uneven
 
 Work = Callable[[Task, State, State, Visits], "Client"]
 """What `Algorithm.client` is."""

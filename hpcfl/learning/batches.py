@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from hpcfl.base.device_copy import on_device
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.rng import StepKey, keyed_in_turn
 from hpcfl.base.types import Floats, Ints, State
 from hpcfl.learning.samples import Samples
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from hpcfl.learning.slots import Feeds
 
 PHASE_STEPS = 2**32  # more steps than a phase of a visit has

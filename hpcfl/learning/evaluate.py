@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from hpcfl.base.device_copy import on_host
-from hpcfl.base.lazy import no_grad, torch
+from hpcfl.base.lazy import Tensor, no_grad, torch
 from hpcfl.base.types import Floats, Ints, State
 from hpcfl.learning.samples import Padded
 from hpcfl.learning.task import TEST_BATCH, Task
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 BATCH_BYTES = 2**26  # of samples and of the largest tensor made of them, in one forward pass
 FEW = 2  # samples on which it is found out what one costs

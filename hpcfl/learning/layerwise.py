@@ -5,20 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.types import State
 from hpcfl.learning.batches import RoundClosed
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.models.modules.module import Whole
+from hpcfl.models.modules import module
 
 
 def as_ready(
-    whole: Whole, params: State, loss: Callable[[State], Tensor], closed: Event
+    whole: module.Whole, params: State, loss: Callable[[State], Tensor], closed: Event
 ) -> Iterator[tuple[int, State, Tensor]]:
     """Yield one client's layers, last first: number (from 0), gradients ``{name: [1, …]}``, losses ``[1]``.
 

@@ -7,15 +7,12 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.types import State
 from hpcfl.learning import fused
-from hpcfl.learning.batches import Batches
+from hpcfl.learning.batches import Batch, Batches, Visits
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.learning.batches import Batch, Visits
     from hpcfl.learning.task import Objective, Task
 
 FINE_TUNING = 2**20

@@ -18,7 +18,7 @@ import numpy as np
 
 from hpcfl.base.device_copy import on_device
 from hpcfl.base.errors import UsageError
-from hpcfl.base.lazy import no_grad, torch
+from hpcfl.base.lazy import Tensor, no_grad, torch
 from hpcfl.base.rng import StepKey
 from hpcfl.base.types import Computing, Floats, Ints, State
 from hpcfl.data import Federation
@@ -32,8 +32,6 @@ from hpcfl.models import Model, modules
 from hpcfl.models.latent import EMBED
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
     from hpcfl.learning.slots import Feeds, Slots
 
 TEST_BATCH = 1000  # rows per forward pass outside training
@@ -196,7 +194,7 @@ class Task(Held):
         """
         return {name: value.to(self.device, copy=True) for name, value in self.start.of(client).items()}
 
-    def module(self, params: State) -> nn.Module:
+    def module(self, params: State) -> torch.nn.Module:
         """Return the model as a plain module, set to evaluate, with copies of one client's ``{name: […]}``."""
         if self.whole is not None:
             return self.whole.module(params).eval()

@@ -8,13 +8,10 @@ All is float64, ``[..., k, k]``; the bits of a result do not depend on what else
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from hpcfl.base.lazy import no_grad, torch
+from hpcfl.base.lazy import Tensor, no_grad, torch
 from hpcfl.math.psd import check_psd, per_matrix, sqrtm_one, sqrtm_pair, symmetric
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Barycenter(NamedTuple):

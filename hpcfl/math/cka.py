@@ -6,13 +6,7 @@ A representation of m samples is ``Z [m, k]``, its kernel ``K = H Z Zᵀ H`` wit
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from hpcfl.base.lazy import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from hpcfl.base.lazy import Tensor, torch
 
 FLAT = 10.0
 """A representation whose deviations are below so many roundings of its values is the same for all samples."""

@@ -9,16 +9,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from itertools import product
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hpcfl.base.errors import UsageError
-from hpcfl.base.lazy import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from hpcfl.base.lazy import Tensor, torch
 
 EPS = sys.float_info.epsilon
 SLACK = 1e-6  # relative to the largest entry or eigenvalue: what rounding to float32 may do to a covariance

@@ -10,7 +10,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterator
 from inspect import Parameter
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, create_model
 
@@ -19,9 +19,6 @@ from hpcfl.base.lazy import torch
 from hpcfl.base.plugins import callable_of, outside, reason
 from hpcfl.base.types import Shape
 from hpcfl.models.base import Model, ModuleModel
-
-if TYPE_CHECKING:
-    from torch import nn
 
 GIVEN = ("shape", "classes")
 TYPES = {each.__name__: each for each in (bool, int, float, str)}
@@ -37,7 +34,7 @@ class Foreign(ModuleModel):
     _factory: ClassVar[Callable[..., Any] | None] = None
     """The factory as it was when the config was judged: its file may since have been loaded anew."""
 
-    def module(self, shape: Shape | tuple[Shape, ...], classes: int) -> nn.Module:
+    def module(self, shape: Shape | tuple[Shape, ...], classes: int) -> torch.nn.Module:
         where, fields = f"model.name = '{self.name}'", type(self).model_fields
         keys = {key: value for key, value in self if key not in Model.model_fields}
         # a default is the factory's own object, which a config may be unable to hold

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -11,9 +11,6 @@ from hpcfl.base.errors import UsageError, check_within
 from hpcfl.base.lazy import torch
 from hpcfl.models import Model
 from hpcfl.models.modules import custom
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 class Glm(Model):
@@ -65,7 +62,7 @@ class Glm(Model):
                 f"did you mean '{suited[0]}'?"
             )
 
-    def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
+    def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, torch.nn.Sequential]]:
         outputs = classes if self.link == "softmax" else 1
         link: list[torch.nn.Module] = []
         if self.link == "logistic":
@@ -81,7 +78,7 @@ class Glm(Model):
             torch.nn.init.zeros_(tensor)
         return [("linear", torch.nn.Sequential(torch.nn.Flatten(), linear, *link))]
 
-    def _terms(self, features: int, outputs: int, link: list[nn.Module]) -> list[tuple[str, nn.Sequential]]:
+    def _terms(self, features: int, outputs: int, link: list[torch.nn.Module]) -> list[tuple[str, torch.nn.Sequential]]:
         """Layers of nearly as many features each, as `numpy.array_split` makes them; the last has the bias."""
         least, more = divmod(features, self.layers)
         sizes = [least + (i < more) for i in range(self.layers)]

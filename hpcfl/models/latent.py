@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from hpcfl.base.errors import UsageError
 from hpcfl.base.lazy import torch
 from hpcfl.models import Model, Width
-
-if TYPE_CHECKING:
-    from torch import nn
 
 EMBED = "embed"
 """What the names of the embedding's layers begin with."""
@@ -53,7 +50,7 @@ class Latent(Model):
                 f"least 4, got {shape}; did you mean 'dense'?"
             )
 
-    def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
+    def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, torch.nn.Sequential]]:
         widths = (self.dimension, *self.hidden)
         layers = [
             (f"hidden{number}", torch.nn.Sequential(torch.nn.Linear(inputs, outputs), torch.nn.LeakyReLU(0.01)))
@@ -68,7 +65,7 @@ class Latent(Model):
         named = [(f"{EMBED}{number}", layer) for number, layer in enumerate(embedding, start=1)]
         return [*named, *layers, ("head", head)]
 
-    def _embedding(self, shape: tuple[int, ...]) -> list[nn.Sequential]:
+    def _embedding(self, shape: tuple[int, ...]) -> list[torch.nn.Sequential]:
         if self.embedding == "identity":
             return []
         if self.embedding == "dense":

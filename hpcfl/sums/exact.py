@@ -17,17 +17,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from threading import Lock, local
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.types import Floats, Ints
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 GRIDS = (2.0**12, 2.0**46, 2.0**80)
 ROUNDER = 1.5 * 2.0**52  # adding and subtracting it rounds float64 numbers below 2^51 to whole numbers

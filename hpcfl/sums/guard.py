@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import hypot, inf, isfinite, isnan, nan
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,18 +19,13 @@ from pydantic import Field
 
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.device_copy import on_host
-from hpcfl.base.lazy import torch
-from hpcfl.base.types import Floats, Ints
+from hpcfl.base.lazy import Tensor, torch
+from hpcfl.base.types import Floats, Ints, State
+from hpcfl.sums.layers import Layers
+from hpcfl.sums.message import Layout, Message
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.base.types import State
-    from hpcfl.sums.layers import Layers
-    from hpcfl.sums.message import Layout, Message
-
-    Part = tuple[str, Tensor, Tensor]
-    """A block as it is sent: name, value and weight."""
+Part = tuple[str, Tensor, Tensor]
+"""A block as it is sent: name, value and weight."""
 
 WINDOW = 10  # rounds whose accepted messages say what a usual norm is
 GROWTH = 1e3  # in one round no norm of a state that still learns rises so; networks of ReLUs die before they overflow

@@ -8,18 +8,13 @@ Blocks of float64, and what is beyond the range of whole numbers, take the bins 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hpcfl.base.device_copy import on_device, on_host
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.types import Floats
 from hpcfl.sums.exact import COARSE_BITS, GRIDS, ROUNDER, STEPS, BinnedSum, ExactSum, FixedSum, each_piece
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 AT_ONCE = 2**29  # bytes of products that are rounded at a time, and of rows that are worked on as one
 

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.types import State
 from hpcfl.sums.pool import ALIGNED
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 Bytes = NDArray[np.uint8]
 APART_BYTES = 2**20  # tensors of this size travel from where they are, smaller ones are put together

@@ -13,32 +13,32 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from hpcfl.algorithms.base import Algorithm, ServerState
+from hpcfl.algorithms.base import (
+    Algorithm,
+    Batch,
+    Client,
+    Extras,
+    Header,
+    Model,
+    Participation,
+    ServerState,
+    Task,
+    Visits,
+)
 from hpcfl.algorithms.fedlrgd import smoothness
 from hpcfl.algorithms.fedlrgd.low_rank import COPIES, Bound, Surrogates, conditioning, flat, shaped, solved
 from hpcfl.algorithms.fedlrgd.safeguard import Descent, Safeguard
 from hpcfl.algorithms.fedlrgd.smoothness import kinks, missing_classes, server_samples
 from hpcfl.base.device_copy import on_device
 from hpcfl.base.errors import UsageError, refusal
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.rng import keyed
-from hpcfl.sums.message import Block
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.algorithms.base import Client, Extras
-    from hpcfl.base.types import State
-    from hpcfl.data import Header
-    from hpcfl.learning.batches import Batch, Visits
-    from hpcfl.learning.task import Task
-    from hpcfl.models import Model
-    from hpcfl.schedule.participation import Participation
-    from hpcfl.sums.message import Layout, Sums
+from hpcfl.base.types import State
+from hpcfl.sums.message import Block, Layout, Sums
 
 POINTS, INVERSE, SUMS = "points", "inverse", "sums"  # ϑ [r, p]; (G^(i))⁻ᵀ [p, r, r]; of a visit [r, p]
 MEGABYTE = 2**20

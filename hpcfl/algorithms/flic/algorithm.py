@@ -16,8 +16,9 @@ after that last round, here to those that are served last.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
+from hpcfl.algorithms.base import Block, Client, Extras, IteratedReduction, Layout, ServerState, Sums, Task, Visits
 from hpcfl.algorithms.flic.anchors import Anchors, TargetAnchors, changes, held
 from hpcfl.algorithms.flic.barycenters import Barycenters
 from hpcfl.algorithms.flic.config import FACTORS, MEANS, FlicKeys
@@ -26,15 +27,8 @@ from hpcfl.algorithms.flic.phases import REALIGNING, REALIGNING_AGAIN, Learner, 
 from hpcfl.base.device_copy import on_device
 from hpcfl.base.lazy import torch
 from hpcfl.base.rng import keyed
+from hpcfl.base.types import State
 from hpcfl.learning.optim import FINE_TUNING
-from hpcfl.sums.message import Block
-
-if TYPE_CHECKING:
-    from hpcfl.algorithms.base import Client, Extras, IteratedReduction, ServerState
-    from hpcfl.base.types import State
-    from hpcfl.learning.batches import Visits
-    from hpcfl.learning.task import Task
-    from hpcfl.sums.message import Layout, Sums
 
 
 class Flic(FlicKeys):

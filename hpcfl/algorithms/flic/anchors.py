@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
+from hpcfl.algorithms.base import Batch, Ints, State, Task
 from hpcfl.algorithms.flic.config import FACTORS, MEANS
 from hpcfl.base.device_copy import on_device
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.rng import StepKey
-from hpcfl.base.types import Ints, State
-from hpcfl.learning.batches import Batch
-from hpcfl.learning.task import Task
 from hpcfl.math import gaussian
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)

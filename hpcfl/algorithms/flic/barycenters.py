@@ -9,19 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from functools import cache
-from typing import TYPE_CHECKING
 
-from hpcfl.algorithms.base import IteratedReduction
+from hpcfl.algorithms.base import Block, IteratedReduction, Message, State, Sums
 from hpcfl.algorithms.flic.config import FACTORS
-from hpcfl.base.lazy import torch
-from hpcfl.base.types import State
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.math.barycenter import barycenter_term, fixed_point, relative_change, sqrtm_and_inverse
 from hpcfl.math.psd import per_matrix, sqrtm, symmetric
-from hpcfl.sums.message import Block, Message, Sums
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 ROOT, SINCE, COUNTED = "root", "change", "counted"
 """S^½ and its last change, in a query; the weights of all that counted, in a response."""

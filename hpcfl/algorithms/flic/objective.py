@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from hpcfl.algorithms.base import Batch, State, Task
 from hpcfl.algorithms.flic.anchors import Anchors, TargetAnchors
 from hpcfl.algorithms.flic.config import MEANS
 from hpcfl.base.errors import UsageError
-from hpcfl.base.lazy import torch
-from hpcfl.base.types import State
-from hpcfl.learning.batches import Batch
-from hpcfl.learning.task import Task
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from hpcfl.base.lazy import Tensor, torch
 
 OWN = "own."
 """What begins the names of personal copies of shared tensors (L2GD)."""

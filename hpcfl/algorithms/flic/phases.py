@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
+from hpcfl.algorithms.base import Batch, State, Task, Visits
 from hpcfl.algorithms.flic.config import FACTORS, MEANS, FlicKeys
 from hpcfl.algorithms.flic.objective import Terms
-from hpcfl.base.lazy import torch
-from hpcfl.base.types import State
-from hpcfl.learning.batches import PHASE_STEPS, Batch, Batches, Visits
+from hpcfl.base.lazy import Tensor, torch
+from hpcfl.learning.batches import PHASE_STEPS, Batches
 from hpcfl.learning.optim import Adam, Optimizer, ParamGroup, Sgd, train
-from hpcfl.learning.task import Task
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 SHARED, LOCAL, ANCHORING, PRETRAINING, REALIGNING, REALIGNING_AGAIN, MOVING = range(7)
 """The phases of a visit: each has batches and random numbers of its own, each step on one batch from `MOVING` on."""
