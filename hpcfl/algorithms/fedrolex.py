@@ -49,10 +49,10 @@ class FedRolex(HeteroFl):
             return turned(whole, {axis + 1: units for axis, units in axes[name].items()}, -start)
 
         def sent(message: Message) -> Message:
-            found: dict[str, tuple[Tensor, Tensor]] = {}
+            found = dict(message)
             for name, (value, weight) in message.items():
-                of = name.removeprefix(HELD)
-                found[name] = (back(of, value), weight) if of in shared else (value, weight)
+                if (of := name.removeprefix(HELD)) in shared:
+                    found[name] = back(of, value), weight
                 masked = HELD + name in message or name not in shared
                 if not masked and self.narrows(shared[name].shape, axes[name]):
                     found[HELD + name] = back(name, value.new_ones(value.shape)), weight

@@ -35,7 +35,7 @@ from hpcfl.base.errors import RunError, UsageError, check_within, listed, no_mea
 from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.types import Ints, State
 from hpcfl.learning.one_client import ClientBatch, objective_of
-from hpcfl.learning.optim import Adam, AdamW, Optimizer, Sgd
+from hpcfl.learning.optim import Adam, AdamW, Optimizer, Sgd, stacked
 
 Personalised = Annotated[
     Literal["stored", "fine-tune", "new-client"],
@@ -136,7 +136,7 @@ class LocalTraining(Algorithm):
 
     def mean_weights(self) -> By:
         own = type(self).server is not Algorithm.server or type(self).step is not Algorithm.step
-        return super().mean_weights() if own else self.weights
+        return super().mean_weights() if own or not self.shares_model else self.weights
 
     def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
         """Return the layers that are sent: the shared ones, and where they are averaged the personal ones too.
@@ -197,8 +197,7 @@ class LocalTraining(Algorithm):
 
     def first_layers(self, task: Task, shared: State, visits: Visits) -> State:
         """Return the personal layers that the clients' first visits begin with, ``{name: [c, …]}``."""
-        states = [some(task.initial(int(client)), self.personal(task)) for client in visits.clients]
-        return {name: torch.stack([state[name] for state in states]) for name in states[0]}
+        return stacked([some(task.initial(int(client)), self.personal(task)) for client in visits.clients])
 
     def _tuned(self, task: Task, params: State, visits: Visits, epochs: int) -> State:
         own = self.personal_names(task)
@@ -269,7 +268,8 @@ class LocalSgd(LocalTraining):
 
     def fixed(self, round: int) -> Hashable:
         names = ("train", "minimised", "kept", "local_steps", "optimiser", "optimiser_in", "learning_rate")
-        ours = all(_defines(type(self), name).startswith("hpcfl.") for name in names)
+        owners = [next(each for each in type(self).__mro__ if name in vars(each)) for name in names]
+        ours = all(owner.__module__.startswith("hpcfl.") for owner in owners)
         return self.optimiser_in(round) if ours else None
 
     def local_steps(self, task: Task, visits: Visits, phase: int = 0) -> Iterator[Batch]:
@@ -400,11 +400,6 @@ class PartlyPersonal(LocalSgd):
         }
 
 
-def _defines(method: type, name: str) -> str:
-    """Return the module of the class from which a method has an attribute."""
-    return next(each.__module__ for each in method.__mro__ if name in vars(each))
-
-
 def last(key: str, value: int, layers: int, least: int = 1, most: int | None = None) -> range:
     """Return the last `value` of so many layers; UsageError naming `key` where that is not `least` … `most` of them."""
     most = layers if most is None else most
@@ -425,6 +420,14 @@ def check_plain(method: LocalSgd, *keys: str) -> None:
             raise refusal(
                 f"algorithm.{key}", f"{toml(plain)} with algorithm.name = '{method.name}'", value, toml(plain)
             )
+
+
+def check_alone(name: str, participation: Participation, what: str = "visit") -> None:
+    """Raise UsageError where the server does not take a step with each visit that arrives."""
+    for key, good in (("close", "arrivals"), ("buffer", 1)):
+        if (value := getattr(participation, key)) != good:
+            why = f"with algorithm.name = '{name}', whose server takes a step with each {what}"
+            raise refusal(f"participation.{key}", f"{good!r} {why}", value, good)
 
 
 def _names(task: Task, numbers: range) -> set[str]:

@@ -6,7 +6,7 @@ another. `Config.method` says which stand around a run's method, and in which or
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,11 @@ def _class(wrapper: type, method: type[Algorithm], held: tuple[tuple[str, Any], 
     for name, value in held:
         setattr(made, name, value)
     return made
+
+
+def without(state: Mapping[str, Any], names: Container[str]) -> dict[str, Any]:
+    """Return a state without what has some names."""
+    return {name: value for name, value in state.items() if name not in names}
 
 
 def changed(work: Client, change: Callable[[Message], Message]) -> Client:

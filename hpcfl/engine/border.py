@@ -14,6 +14,7 @@ from types import GeneratorType
 from typing import Any, NoReturn
 
 from hpcfl.algorithms.base import Algorithm, Block, Client, Layout, Message, ServerState, Sums, Task, Visits
+from hpcfl.algorithms.wrapped import changed as each_changed
 from hpcfl.base.blame import place, place_of
 from hpcfl.base.errors import RunError, in_place, listed
 from hpcfl.base.lazy import Tensor, torch
@@ -82,32 +83,26 @@ class Border:
         given = {f"'{name}' of the shared state": value for name, value in shared.items()}
         marks = marked(given | samples_of(task, visits))
         kept, seen, when = like(personal), set[str](), f"in round {visits.round}"
-        while True:
-            try:
-                message = next(work)
-            except StopIteration as end:
-                after: State = end.value
-                break
+
+        def judged(message: Message) -> Message:
             if wrong := self._wrong(message, seen, len(visits.clients), when):
                 self.refuse(f"client sent {wrong}", work)
-            seen |= message.keys()
-            yield message
+            seen.update(message)
+            return message
+
+        after = yield from each_changed(work, judged)
         if wrong := changed(marks):
             self.refuse(f"client {when}: {wrong}")
-        if lost := [name for name in self._expected(visits) if name not in seen]:
+        some = self.algorithm.sends(visits.round)
+        may_lack = visits.closed is not None or (self.algorithm.layerwise and visits.depth[0] > 1)  # is cut short
+        missing = [name for name in self._blocks if name not in seen and (some is None or name in some)]
+        if lost := [] if may_lack else missing:
             self.refuse(f"client sent no {listed(map(repr, lost))} {when}; its blocks are {listed(self._blocks)}")
         if not isinstance(after, Mapping):
             self.refuse(f"client returned {kind(after)} {when}, expected its personal state, tensors by name")
         if wrong := differing(kept, like(after)):
             self.refuse(f"client {when}: personal state {wrong}")
         return after
-
-    def _expected(self, visits: Visits) -> list[str]:
-        """Return the names of the blocks that all of them must have sent: none where visits may be cut short."""
-        if visits.closed is not None or (self.algorithm.layerwise and visits.depth[0] > 1):
-            return []
-        some = self.algorithm.sends(visits.round)
-        return [name for name in self._blocks if some is None or name in some]
 
     def _wrong(self, message: Message, seen: set[str], clients: int, when: str) -> str:
         """Return what is wrong with a message, "" if nothing is."""

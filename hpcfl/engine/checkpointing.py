@@ -200,11 +200,8 @@ def begun(work: Callable[[], Written | None]) -> Future[Written | None]:
 
 def _copied(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return tensors, arrays, numbers and strings as arrays, numbers and strings that nothing else changes."""
-    return {name: value if isinstance(value, str) else _array(value) for name, value in state.items()}
-
-
-def _array(value: Any) -> Any:
-    return np.array(value.cpu().numpy() if hasattr(value, "cpu") else value)
+    here = {name: value.cpu().numpy() if hasattr(value, "cpu") else value for name, value in state.items()}
+    return {name: value if isinstance(value, str) else np.array(value) for name, value in here.items()}
 
 
 def restored(likes: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:

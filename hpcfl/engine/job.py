@@ -26,6 +26,7 @@ from hpcfl.engine.hangs import Moves
 from hpcfl.engine.uneven import evenly
 from hpcfl.learning import batchnorm
 from hpcfl.learning.evaluate import client_finite, client_objectives, client_sums
+from hpcfl.learning.optim import stacked as stacked
 from hpcfl.learning.slots import Slots
 from hpcfl.mpi.placement import Chunk, check_width, chunk_size, cut
 from hpcfl.mpi.transport import Personal
@@ -365,8 +366,3 @@ class Job:
 def kinds(algorithm: Algorithm, task: Task) -> list[tuple[Shape, int]]:
     """Return for each client what those that are computed together have in common: shapes of features and parts."""
     return list(zip(task.federation.shapes, algorithm.holds(task).tolist()))
-
-
-def stacked(states: list[State]) -> State:
-    """Return the clients' states with a leading client axis."""
-    return {name: torch.stack([state[name] for state in states]) for name in states[0]}

@@ -19,8 +19,7 @@ FEW = 2  # samples on which it is found out what one costs
 
 def client_scores(task: Task, params: State, clients: Ints) -> Floats:
     """Sums of the loss and of each metric over the clients' own test samples, ``[1 + metrics, c]``."""
-    found: Floats = on_host([client_sums(task, params, clients)])[0].numpy()
-    return found
+    return on_host([client_sums(task, params, clients)])[0].numpy()
 
 
 @no_grad
@@ -28,9 +27,15 @@ def client_sums(task: Task, params: State, clients: Ints) -> Tensor:
     """The same, float64, on the device that computes, which is not waited for."""
     sums = torch.zeros(1 + len(task.metrics), len(clients), dtype=torch.float64, device=task.device)
     batches = _batches(task, params, clients, test=True)
-    found = ((task.forward(params, batch.x, sizes=batch.sizes), batch) for batch in batches)
-    ours = all(each.ours for each in (task.loss, *task.metrics.values()))
-    for outputs, batch in found if ours else _joined(list(found)):  # the user's may compare samples with one another
+    found: Iterable[Any] = ((task.forward(params, batch.x, sizes=batch.sizes), batch) for batch in batches)
+    if not all(each.ours for each in (task.loss, *task.metrics.values())):  # they may compare samples with one another
+        found = list(found)
+        if len(found) > 1:
+            outputs, y, valid = (
+                torch.cat(part, 1) for part in zip(*((out, each.y, each.valid) for out, each in found))
+            )
+            found = [(outputs, Padded(y[:, :0], y, valid, valid.sum(1).tolist()))]
+    for outputs, batch in found:
         sums += _scores(task, outputs, *batch[1:])
     return sums
 
@@ -118,14 +123,6 @@ def _batches(task: Task, params: State, clients: Ints, test: bool) -> Iterable[P
     return task.kept.keep(key, made, nbytes) if len(parts) > 1 else made
 
 
-def _joined(found: Sequence[tuple[Tensor, Padded]]) -> list[tuple[Tensor, Padded]]:
-    """Return all outputs and samples as one batch, without the features."""
-    if len(found) < 2:
-        return list(found)
-    y, valid = torch.cat([batch.y for _, batch in found], 1), torch.cat([batch.valid for _, batch in found], 1)
-    return [(torch.cat([outputs for outputs, _ in found], 1), Padded(y[:, :0], y, valid, valid.sum(1).tolist()))]
-
-
 def _fitting(task: Task, params: State, x: Tensor) -> int:
     """How many samples like those of `x` fit into one forward pass by one client's parameters, at least 1.
 
@@ -153,8 +150,7 @@ def _penalties(task: Task, params: State) -> Floats:
     count = max(1, BATCH_BYTES // (8 * task.parameter_count))
     split = {name: torch.split(value, count) for name, value in params.items()}
     parts = ({name: value.double() for name, value in zip(split, values)} for values in zip(*split.values()))
-    found: Floats = torch.cat([task.penalties(part) for part in parts]).cpu().numpy()
-    return found
+    return torch.cat([task.penalties(part) for part in parts]).cpu().numpy()
 
 
 def _whole(task: Task, shared: State) -> bool:
@@ -162,8 +158,7 @@ def _whole(task: Task, shared: State) -> bool:
 
 
 def _finite(outputs: Tensor, valid: Tensor) -> Floats:
-    found: Floats = (outputs.isfinite().flatten(2).any(2) & valid).sum(1).double().cpu().numpy()
-    return found
+    return (outputs.isfinite().flatten(2).any(2) & valid).sum(1).double().cpu().numpy()
 
 
 def _scores(task: Task, outputs: Tensor, y: Tensor, valid: Tensor, sizes: Sequence[int] | None = None) -> Tensor:

@@ -38,7 +38,10 @@ def alignment(target: Tensor, z: Tensor) -> Tensor:
     The target is a constant. Where all samples have the same representation, K is zero: so are the alignment and its
     gradient.
     """
-    z = _scaled(_centred(z), z)
+    centred = _centred(z)
+    size, whole = (part.detach().flatten(1).norm(dim=1) for part in (centred, z))
+    flat = size <= FLAT * torch.finfo(z.dtype).eps * whole
+    z = centred * torch.where(flat, 0.0, 1 / size)[:, None, None]  # alignment does not depend on their scale
     gram = z.mT @ z if z.shape[2] <= z.shape[1] else z @ z.mT
     with torch.no_grad():
         slope = (z.mT @ target).mT
@@ -56,10 +59,3 @@ def _upper(samples: int, device: torch.device) -> Tensor:
 
 def _centred(z: Tensor) -> Tensor:
     return z - z.mean(1, keepdim=True)
-
-
-def _scaled(centred: Tensor, z: Tensor) -> Tensor:
-    """Centred representations of norm 1 each, zero for flat ones; alignment does not depend on their scale."""
-    size, whole = (part.detach().flatten(1).norm(dim=1) for part in (centred, z))
-    flat = size <= FLAT * torch.finfo(z.dtype).eps * whole
-    return centred * torch.where(flat, 0.0, 1 / size)[:, None, None]

@@ -71,19 +71,15 @@ class Glm(Model):
             link.append(torch.nn.Tanh())
         if self.link == "rough":
             link.append(custom.Rough(self.smoothness, self.roughness))
-        if self.layers > 1:
-            return self._terms(prod(shape), outputs, link)
+        if self.layers > 1:  # of nearly as many features each, as `numpy.array_split` makes them; the last has the bias
+            least, more = divmod(prod(shape), self.layers)
+            sizes = [least + (i < more) for i in range(self.layers)]
+            terms = [custom.Addend(size, outputs, self.bias and i == self.layers - 1) for i, size in enumerate(sizes)]
+            parts: list[list[torch.nn.Module]] = [[term] for term in terms]
+            parts[0][:0] = [torch.nn.Flatten(), torch.nn.ConstantPad1d((0, outputs), 0.0)]
+            parts[-1] += link
+            return [(f"term{i}", torch.nn.Sequential(*part)) for i, part in enumerate(parts, start=1)]
         linear = torch.nn.Linear(prod(shape), outputs, bias=self.bias)
         for tensor in linear.parameters():
             torch.nn.init.zeros_(tensor)
         return [("linear", torch.nn.Sequential(torch.nn.Flatten(), linear, *link))]
-
-    def _terms(self, features: int, outputs: int, link: list[torch.nn.Module]) -> list[tuple[str, torch.nn.Sequential]]:
-        """Layers of nearly as many features each, as `numpy.array_split` makes them; the last has the bias."""
-        least, more = divmod(features, self.layers)
-        sizes = [least + (i < more) for i in range(self.layers)]
-        terms = [custom.Addend(size, outputs, self.bias and i == self.layers - 1) for i, size in enumerate(sizes)]
-        parts: list[list[torch.nn.Module]] = [[term] for term in terms]
-        parts[0][:0] = [torch.nn.Flatten(), torch.nn.ConstantPad1d((0, outputs), 0.0)]
-        parts[-1] += link
-        return [(f"term{i}", torch.nn.Sequential(*part)) for i, part in enumerate(parts, start=1)]

@@ -270,7 +270,11 @@ class FixedSum(ExactSum):
     def add(self, total: Floats, piece: slice) -> None:
         number, most = piece.start // PIECE, max(-float(total.min()), float(total.max()))
         if not self._bounds[number] + most < self.limit:  # NaN is not smaller either
-            self.wide()[piece] += _split(total)
+            upper = np.add(total, ROUNDER * COARSE, out=ROOM.scratch.numpy()[: len(total)])
+            upper -= ROUNDER * COARSE  # multiples of 2^34
+            total -= upper
+            np.clip(total, -COARSE, COARSE, out=total)  # larger only where numbers have no such digits any more
+            self.wide()[piece] += upper
             most = COARSE
         self._bounds[number] += most
         if most < 2.0**51:
@@ -354,8 +358,7 @@ class FixedSum(ExactSum):
             return None
         self._bounds[number] += most * STEPS
         _weigh(term, tensor, factor, 0)
-        steps: Ints = term.view(np.int64)
-        return steps
+        return term.view(np.int64)
 
     def wide(self) -> Floats:
         """Return `upper`, made where there was none."""
@@ -379,12 +382,3 @@ class FixedSum(ExactSum):
             np.copyto(low, whole & (2**COARSE_BITS - 1))
             low += (whole >> COARSE_BITS) * COARSE + self.upper[piece]
         np.multiply(low, 1 / STEPS, out=out)
-
-
-def _split(total: Floats) -> Floats:
-    """Return multiples of 2^34, in the room to work in, and leave the rest."""
-    scratch: Floats = np.add(total, ROUNDER * COARSE, out=ROOM.scratch.numpy()[: len(total)])
-    scratch -= ROUNDER * COARSE
-    total -= scratch
-    np.clip(total, -COARSE, COARSE, out=total)  # larger only where numbers have no such digits any more
-    return scratch

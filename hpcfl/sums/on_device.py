@@ -44,7 +44,13 @@ class DeviceSums:
         """Add ``Σ weight·row`` of rows [k, n]; no number of a row is larger than what `norms` [k] has of it."""
         bound = self._bounds.get(name, 0.0) + float(np.abs(np.array(weight)) @ norms) * STEPS
         if self.bins[name] > 2 or rows.dtype != torch.float32 or not bound < self.limit:
-            self._add_binned(name, rows, weight)
+            if name not in self._binned:
+                self._binned[name] = rows.new_zeros(self.bins[name], rows.shape[1], dtype=torch.float64)
+            for rest in _products(rows, weight):  # so many launches, however many rows there are
+                for grid, row in zip(GRIDS, self._binned[name]):
+                    part = rest.add(ROUNDER / grid).sub_(ROUNDER / grid)
+                    row += part.sum(0)  # of multiples of the grid's step: exact in any order
+                    rest -= part
             return
         self._bounds[name] = bound
         held = sum(each.nbytes for each in self._waiting.values())
@@ -66,16 +72,6 @@ class DeviceSums:
                 self._whole[names] += total
             else:
                 self._whole[names] = total
-
-    def _add_binned(self, name: str, rows: Tensor, weight: list[float]) -> None:
-        """Do what `BinnedSum` does with each product: so many launches, however many rows there are."""
-        if name not in self._binned:
-            self._binned[name] = rows.new_zeros(self.bins[name], rows.shape[1], dtype=torch.float64)
-        for rest in _products(rows, weight):
-            for grid, row in zip(GRIDS, self._binned[name]):
-                part = rest.add(ROUNDER / grid).sub_(ROUNDER / grid)
-                row += part.sum(0)  # of multiples of the grid's step: exact in any order
-                rest -= part
 
     def total(self, name: str) -> Tensor | None:
         """Return a block's sums, float64 [n], where they are; None: what is whole and in bins the host adds up."""

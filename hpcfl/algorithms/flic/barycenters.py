@@ -94,8 +94,10 @@ def _covariance(factor: Tensor) -> Tensor:
 
 def _mean(sums: Sums, counted: Tensor, changed: Tensor, rest: Tensor) -> Tensor:
     """Return the mean over all that counted: of the visits that changed an anchor as summed, of the others `rest`."""
-    size = rest.shape[-1]
-    total = torch.stack([_whole(sums.total(sent(number)), size) for number in range(len(rest))])
+    rows, columns = _lower(rest.shape[-1])
+    total = torch.zeros_like(rest)
+    for number, matrix in enumerate(total):
+        matrix[rows, columns] = matrix[columns, rows] = sums.total(sent(number))
     whole = total + (counted - changed)[:, None, None] * rest
     return whole / torch.where(counted > 0, counted, 1.0)[:, None, None]
 
@@ -103,11 +105,3 @@ def _mean(sums: Sums, counted: Tensor, changed: Tensor, rest: Tensor) -> Tensor:
 @cache
 def _lower(size: int) -> Tensor:
     return torch.tril_indices(size, size)
-
-
-def _whole(triangle: Tensor, size: int) -> Tensor:
-    rows, columns = _lower(size)
-    matrix = triangle.new_zeros(size, size)
-    matrix[rows, columns] = triangle
-    matrix[columns, rows] = triangle
-    return matrix

@@ -41,7 +41,10 @@ class Learner:
         if len(rows):
             part = {name: value[rows] for name, value in self.params.items()}
             part |= {name: value.expand(len(rows), *value.shape) for name, value in first.items()}
-            self._of(rows, part)._align(self.keys.pretrain, self.keys.pretrain_batch, PRETRAINING)
+            visits = replace(self.visits, clients=self.visits.clients[rows.cpu().numpy()])
+            terms = replace(self.terms, anchors=self.terms.anchors.of(rows))
+            some = replace(self, visits=visits, terms=terms, params=part)
+            some._align(self.keys.pretrain, self.keys.pretrain_batch, PRETRAINING)
             for name in self.terms.parts.embedding:
                 self.params[name][rows] = part[name]
             flags[rows] = 1.0
@@ -125,11 +128,6 @@ class Learner:
         batches = self.task.batches(self.visits, batch, epochs, phase=self.offset + phase)
         group = ParamGroup(self.terms.parts.embedding, self.optimiser(), self.terms.alignment)
         train(self.task, self.params, batches, [group])
-
-    def _of(self, rows: Tensor, params: State) -> Learner:
-        visits = replace(self.visits, clients=self.visits.clients[rows.cpu().numpy()])
-        terms = replace(self.terms, anchors=self.terms.anchors.of(rows))
-        return replace(self, visits=visits, terms=terms, params=params)
 
 
 def first_memory(anchors: State) -> State:
