@@ -35,16 +35,8 @@ from hpcfl.base.errors import RunError, UsageError, check_within, listed, no_mea
 from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.types import Ints, State
 from hpcfl.learning.one_client import ClientBatch, objective_of
-from hpcfl.learning.optim import Adam, AdamW, Optimizer, Sgd, stacked
+from hpcfl.learning.optim import FINE_TUNING, Adam, AdamW, Optimizer, Sgd, stacked
 
-Personalised = Annotated[
-    Literal["stored", "fine-tune", "new-client"],
-    Field(
-        description="A client is tested with the shared layers and, ``stored``: its own personal ones; ``fine-tune``: "
-        "the mean of all, tuned for `tune_epochs` (the SRPFL authors' code); ``new-client``: initial ones, tuned so "
-        "(SRPFL, remark 4.8)."
-    ),
-]
 VISITED = "visited"
 Moment = Annotated[float, Field(ge=0, lt=1)]
 
@@ -200,8 +192,13 @@ class LocalTraining(Algorithm):
         return stacked([some(task.initial(int(client)), self.personal(task)) for client in visits.clients])
 
     def _tuned(self, task: Task, params: State, visits: Visits, epochs: int) -> State:
-        own = self.personal_names(task)
-        return self.tuner.fine_tuned(task, params, visits, self.batch, epochs, own) if own else params
+        if not (own := self.personal_names(task)):
+            return params
+        params = {name: value.clone() for name, value in params.items()}
+        upper = task.freeze_below(params, visits, own)
+        batches = upper.batches(visits, self.batch, epochs, phase=FINE_TUNING)
+        self.tuner.train(upper, params, batches, names=own)
+        return params
 
 
 class LocalSgd(LocalTraining):
@@ -345,7 +342,9 @@ class LocalSgd(LocalTraining):
 class PartlyPersonal(LocalSgd):
     """Local steps on layers of which some are shared and the others personal."""
 
-    evaluation: Personalised = "stored"
+    evaluation: Literal["stored", "fine-tune", "new-client"] = "stored"
+    """A client is tested with the shared layers and, ``stored``: its own personal ones; ``fine-tune``: the mean of all,
+    tuned for `tune_epochs` (the SRPFL authors' code); ``new-client``: initial ones, tuned so (SRPFL, remark 4.8)."""
     newcomer: Literal["initial", "averaged"] = "initial"
     """What a client's personal layers begin with at its first visit, in tests before it, and with `hpcfl adapt`.
     ``initial``: their initial values (the SRPFL paper). ``averaged``: their mean over the visits of the last round, by

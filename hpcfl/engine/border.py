@@ -85,8 +85,15 @@ class Border:
         kept, seen, when = like(personal), set[str](), f"in round {visits.round}"
 
         def judged(message: Message) -> Message:
-            if wrong := self._wrong(message, seen, len(visits.clients), when):
-                self.refuse(f"client sent {wrong}", work)
+            if not isinstance(message, Mapping):
+                self.refuse(f"client sent {kind(message)} {when}, expected {{block: (value, weight)}}", work)
+            for name, part in message.items():
+                if name not in self._blocks:
+                    self.refuse(f"client sent {name!r:.80} {when}; its blocks are {listed(self._blocks)}", work)
+                if name in seen:
+                    self.refuse(f"client sent '{name}' twice {when}", work)
+                if wrong := misfit(self._blocks[name], part, len(visits.clients)):
+                    self.refuse(f"client sent '{name}' {when}: {wrong}", work)
             seen.update(message)
             return message
 
@@ -103,19 +110,6 @@ class Border:
         if wrong := differing(kept, like(after)):
             self.refuse(f"client {when}: personal state {wrong}")
         return after
-
-    def _wrong(self, message: Message, seen: set[str], clients: int, when: str) -> str:
-        """Return what is wrong with a message, "" if nothing is."""
-        if not isinstance(message, Mapping):
-            return f"{kind(message)} {when}, expected {{block: (value, weight)}}"
-        for name, part in message.items():
-            if name not in self._blocks:
-                return f"{name!r:.80} {when}; its blocks are {listed(self._blocks)}"
-            if name in seen:
-                return f"'{name}' twice {when}"
-            if wrong := misfit(self._blocks[name], part, clients):
-                return f"'{name}' {when}: {wrong}"
-        return ""
 
 
 def misfit(block: Block | None, part: Any, clients: int) -> str:

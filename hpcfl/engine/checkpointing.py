@@ -17,7 +17,6 @@ import numpy as np
 
 from hpcfl import store
 from hpcfl.base.lazy import torch
-from hpcfl.base.types import Ints
 from hpcfl.mpi.transport import Saved, arrays, as_chunk
 
 if TYPE_CHECKING:
@@ -85,28 +84,25 @@ class Saver:
             homes = self.rounds.homes if self.job.personal_bytes else np.zeros(0, dtype=np.int64)
             writers = set(homes.tolist())
             self.path = self.folder / "checkpoints" / f"round-{now.round:06d}"
-            work = partial(self._write, now.round, personal, writers, self._server(now, homes, scores))
+            server = None
+            if self.recorder is not None:
+                server = {
+                    "shared": _copied(now.shared),
+                    "clock": now.clock | now.stage.numbers(),
+                    "memory": _copied(now.norms.saved() | now.flights.saved() | now.watch.saved()),
+                    "stale": dict(self.rounds.stale),
+                    "extras": _copied(now.extras),
+                    "served": {version: _copied(state) for version, state in now.served.items()},
+                    "homes": homes,
+                    "score": self.job.config.checkpoint.score(scores),
+                }
+            work = partial(self._write, now.round, personal, writers, server)
             if self.recorder is not None:
                 now.saved = self.path
                 self.recorder.stale(now.round, self.rounds.stale)
             if self.recorder is not None or self.rank in writers:
                 self.under_way = begun(work)
         self.waited += time.perf_counter() - start
-
-    def _server(self, now: Progress, homes: Ints, scores: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return copies of what the server holds, for `store.write_server`; None on other ranks."""
-        if self.recorder is None:
-            return None
-        return {
-            "shared": _copied(now.shared),
-            "clock": now.clock | now.stage.numbers(),
-            "memory": _copied(now.norms.saved() | now.flights.saved() | now.watch.saved()),
-            "stale": dict(self.rounds.stale),
-            "extras": _copied(now.extras),
-            "served": {version: _copied(state) for version, state in now.served.items()},
-            "homes": homes,
-            "score": self.job.config.checkpoint.score(scores),
-        }
 
     def _write(
         self, round: int, personal: list[Saved], writers: Collection[int], server: Mapping[str, Any] | None

@@ -54,27 +54,26 @@ def server_scores(task: Task, shared: State) -> tuple[Floats, int] | None:
     """The same of the global test set, ``[1 + metrics]``, and its size; None without samples or a whole model."""
     if not _whole(task, shared) or task.server_test is None:
         return None
-    params = {name: value.unsqueeze(0) for name, value in shared.items()}
     sums = torch.zeros(1 + len(task.metrics), dtype=torch.float64, device=task.device)
-    for x, y, valid in _server_batches(task, params):
-        sums += _scores(task, task.forward(params, x), y, valid)[:, 0]
+    for outputs, y, valid in _server_outputs(task, shared):
+        sums += _scores(task, outputs, y, valid)[:, 0]
     return on_host([sums])[0].numpy(), len(task.server_test[1])
 
 
 @no_grad
 def server_finite(task: Task, shared: State) -> float:
     """How many samples of the global test set have an output that is finite."""
-    params = {name: value.unsqueeze(0) for name, value in shared.items()}
-    return float(sum(_finite(task.forward(params, x), valid)[0] for x, _, valid in _server_batches(task, params)))
+    return float(sum(_finite(outputs, valid)[0] for outputs, _, valid in _server_outputs(task, shared)))
 
 
-def _server_batches(task: Task, params: State) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield features and labels of the global test set, ``[1, B, …]``, and that all of them are real."""
+def _server_outputs(task: Task, shared: State) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield outputs and labels of the global test set, ``[1, B, …]``, and that all of them are real."""
     assert task.server_test is not None
+    params = {name: value.unsqueeze(0) for name, value in shared.items()}
     rows = min(TEST_BATCH, _fitting(task, params, task.server_test[0]))
     for parts in zip(*(torch.split(part, rows) for part in task.server_test)):
         x, y = (part.unsqueeze(0).to(task.device) for part in parts)
-        yield x, y, torch.ones(y.shape[:2], dtype=torch.bool, device=y.device)
+        yield task.forward(params, x), y, torch.ones(y.shape[:2], dtype=torch.bool, device=y.device)
 
 
 @no_grad

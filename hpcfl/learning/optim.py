@@ -60,15 +60,6 @@ class Optimizer(ABC):
         learning = [name for name in params if names is None or name in names]
         return train(task, params, batches, [ParamGroup(learning, self, objective, memory)])
 
-    def fine_tuned(
-        self, task: Task, params: State, visits: Visits, batch: int, epochs: int, names: Collection[str]
-    ) -> State:
-        """The parameters after some epochs in which only `names` learn: what is tested afterwards."""
-        params = {name: value.clone() for name, value in params.items()}
-        upper = task.freeze_below(params, visits, names)
-        self.train(upper, params, upper.batches(visits, batch, epochs, phase=FINE_TUNING), names=names)
-        return params
-
     def step(
         self, task: Task, params: State, learn: State, memory: State, batch: Batch, objective: Objective | None = None
     ) -> Tensor:

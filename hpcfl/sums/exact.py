@@ -67,6 +67,7 @@ class _Room(local):
 
 
 ROOM, MAKING = _Room(), Lock()
+pool = cache(partial(ThreadPoolExecutor, thread_name_prefix="sums"))
 
 
 def pieces(size: int, most: int = PIECE) -> list[slice]:
@@ -83,17 +84,12 @@ def each_piece(size: int, work: Callable[[slice], None]) -> None:
             work(piece)
 
     others = min(torch.get_num_threads(), size // PIECE) - 1
-    helpers = [_pool(others).submit(share) for _ in range(others)]
+    helpers = [pool(others).submit(share) for _ in range(others)]
     try:
         share()
     finally:
         for helper in helpers:
             helper.result()
-
-
-@cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, "sums")
 
 
 def add_to_bins(total: Floats, bins: Floats) -> None:
