@@ -50,28 +50,27 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from hpcfl.algorithms.hooks import Extras as Extras
-from hpcfl.algorithms.hooks import Hooks
-from hpcfl.sums.message import Block
+from hpcfl.algorithms.hooks import By, Extras, Hooks, Recalled
+from hpcfl.base.types import Floats, Ints, Shape, State
+from hpcfl.data import Header
+from hpcfl.learning.batches import Batch, Visits
+from hpcfl.learning.task import Objective, Task
+from hpcfl.models import Model
+from hpcfl.schedule.participation import Participation
+from hpcfl.sums.message import Block, Layout, Message, Sums
 
-if TYPE_CHECKING:
-    from hpcfl.algorithms.hooks import By as By
-    from hpcfl.algorithms.hooks import Recalled as Recalled
-    from hpcfl.base.types import State
-    from hpcfl.data import Header
-    from hpcfl.learning.batches import Visits
-    from hpcfl.learning.task import Task
-    from hpcfl.models import Model
-    from hpcfl.schedule.participation import Participation
-    from hpcfl.sums.message import Layout, Message, Sums
+# what methods are written with is imported from here
+__all__ = ["Algorithm", "Batch", "Block", "By", "Client", "Extras", "Floats", "Header", "Ints", "IteratedReduction"]
+__all__ += ["Layout", "Message", "Model", "Objective", "Participation", "Queries", "Recalled", "ServerState", "Shape"]
+__all__ += ["State", "Sums", "Task", "Visits"]
 
-    Client = Generator[Message, None, State]
-    """Yields messages as they become ready, returns the clients' new personal state."""
+Client = Generator[Message, None, State]
+"""Yields messages as they become ready, returns the clients' new personal state."""
 
-    Queries = Generator[State, Sums, State]
-    """Yields queries, is sent the sums over the responses, returns what it has found."""
+Queries = Generator[State, Sums, State]
+"""Yields queries, is sent the sums over the responses, returns what it has found."""
 
 
 @dataclass(frozen=True)

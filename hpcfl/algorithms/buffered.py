@@ -8,22 +8,13 @@ tells its own at a place of its own: a largest number is no sum, but sums are al
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from hpcfl.algorithms.wrapped import Wrapper, changed, wrapped
+from hpcfl.algorithms.base import Algorithm, Block, Client, Layout, Message, ServerState, State, Sums, Task, Visits
+from hpcfl.algorithms.wrapped import Wrapper, changed, without, wrapped
 from hpcfl.base.errors import refusal
 from hpcfl.base.lazy import torch
-from hpcfl.sums.message import Block, moved
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.algorithms.base import Algorithm, Client, ServerState
-    from hpcfl.base.types import State
-    from hpcfl.learning.batches import Visits
-    from hpcfl.learning.task import Task
-    from hpcfl.models.modules.module import Whole
-    from hpcfl.sums.message import Layout, Message, Sums
+from hpcfl.models.modules import module
+from hpcfl.sums.message import moved
 
 LOSS = "loss"
 
@@ -32,14 +23,19 @@ def with_buffers(algorithm: Algorithm, task: Task) -> Algorithm:
     """Return the method that also handles the buffers of the task's module; where no step changes any, the method."""
     if task.whole is None or not task.whole.buffers or task.buffers == "keep":
         return algorithm
-    return wrapped(algorithm, {"local": _Local, "static": _Static}.get(task.buffers, _Buffered))
+    return wrapped(algorithm, _Local if task.buffers == "local" else _Buffered)
 
 
 class _Buffered(Wrapper):
-    """Its helpers are functions, whose names no method can have."""
+    """Its helpers are functions, whose names no method can have.
+
+    Static buffers are at the server alone, as they were gathered for tests: steps keep none, and clients send none.
+    """
 
     def init_server(self, task: Task) -> State:
-        return super().init_server(task) | {name: _whole(task).buffers[name] for name in _sent(self, task)}
+        if task.buffers == "static" and self.personal(task):
+            raise refusal("task.buffers", "'mean' or 'local' where layers are personal", "static", "mean")
+        return super().init_server(task) | {name: _whole(task).buffers[name] for name in _served(self, task)}
 
     def init_client(self, task: Task, client: int) -> State:
         own = _own(self, task)
@@ -50,32 +46,52 @@ class _Buffered(Wrapper):
         return tuple({**group, **sent} if LOSS in group else group for group in super().layout(task))
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
-        sent, own = _sent(self, task), _own(self, task)
-        begun = _begun(self, task, shared, personal, visits)
-        before = {name: begun[name] for name in sent}
-        after = yield from changed(
-            super().client(task, _without(shared, sent), _without(personal, own), visits),
-            lambda message: _with_change(task, message, before, visits),
-        )
+        begun, own = _begun(self, task, shared, personal, visits), _own(self, task)
+        before = {name: begun[name] for name in _sent(self, task)}
+
+        def with_changes(message: Message) -> Message:
+            """Return the message with what steps have changed of the buffers, if it is that of the loss."""
+            if LOSS not in message:
+                return message
+            _, weight = message[LOSS]
+            clients = visits.clients[: len(weight)]
+            now, changes = _whole(task).now(clients), dict(message)
+            for name, value in before.items():
+                change = now[name].double() - value[: len(weight)]
+                if _whole(task).integer(name):
+                    places = change.new_zeros(len(clients), *_block(task, name).shape)
+                    for row, client in enumerate(clients.tolist()):  # by numbers: a list of them would wait for a GPU
+                        places[row, client] = change[row]
+                    changes[name] = places, visits.ones(len(clients))
+                else:
+                    changes[name] = change, weight
+            return changes
+
+        rest = without(shared, _served(self, task)), without(personal, own)
+        after = yield from changed(super().client(task, *rest, visits), with_changes)
         now = _whole(task).now(visits.clients)
         return {**after, **{name: now[name] for name in own}}
 
     def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
-        sent = _sent(self, task)
-        after = super().step(task, replace(state, shared=_without(state.shared, sent)), sums)
-        now = {name: _after(self, task, state.shared[name], name, sums) for name in sent}
-        return replace(after, shared={**after.shared, **now})
+        buffers = {name: state.shared[name] for name in _served(self, task)}
+        after = super().step(task, replace(state, shared=without(state.shared, buffers)), sums)
+        for name in _sent(self, task):
+            if _whole(task).integer(name):  # who told nothing has 0 at its place: such a buffer never falls
+                buffers[name] = moved(buffers[name], sums.total(name).amax(0).clamp(min=0))
+            else:
+                buffers[name] = self.buffer_after(name, buffers[name], sums)
+        return replace(after, shared={**after.shared, **buffers})
 
     def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
         _begun(self, task, shared, personal, visits)
-        rest = _without(shared, _sent(self, task)), _without(personal, _own(self, task))
+        rest = without(shared, _served(self, task)), without(personal, _own(self, task))
         return super().model(task, *rest, visits) | _whole(task).now(visits.clients)
 
     def adapted(self, task: Task, shared: State, visits: Visits, epochs: int) -> State:
-        sent = _sent(self, task)
-        if shared.keys() >= set(sent):  # asked for by itself, not by `model`
+        served = _served(self, task)
+        if shared.keys() >= set(served):  # asked for by itself, not by `model`
             _begun(self, task, shared, {}, visits)
-        return super().adapted(task, _without(shared, sent), visits, epochs) | _whole(task).now(visits.clients)
+        return super().adapted(task, without(shared, served), visits, epochs) | _whole(task).now(visits.clients)
 
 
 class _Local(_Buffered):
@@ -86,55 +102,30 @@ class _Local(_Buffered):
         return False
 
 
-class _Static(Wrapper):
-    """The same where steps keep none and send none: the server holds those that are gathered for tests."""
-
-    def init_server(self, task: Task) -> State:
-        if self.personal(task):
-            raise refusal("task.buffers", "'mean' or 'local' where layers are personal", "static", "mean")
-        return super().init_server(task) | {name: value.clone() for name, value in _whole(task).buffers.items()}
-
-    def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
-        return super().client(task, _without(shared, [*task.buffer_names]), personal, visits)
-
-    def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
-        names = [*task.buffer_names]
-        after = super().step(task, replace(state, shared=_without(state.shared, names)), sums)
-        return replace(after, shared={**after.shared, **{name: state.shared[name] for name in names}})
-
-    def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
-        rest = _without(shared, [*task.buffer_names])
-        return super().model(task, rest, personal, visits) | _gathered(task, shared, visits)
-
-    def adapted(self, task: Task, shared: State, visits: Visits, epochs: int) -> State:
-        rest = _without(shared, [*task.buffer_names])
-        gathered = _gathered(task, shared, visits) if len(rest) < len(shared) else {}  # `model` adds them itself
-        return super().adapted(task, rest, visits, epochs) | gathered
-
-
-def _gathered(task: Task, shared: State, visits: Visits) -> State:
-    count = len(visits.clients)
-    return {name: shared[name].expand(count, *shared[name].shape) for name in task.buffer_names}
-
-
 def _own(method: Algorithm, task: Task) -> list[str]:
     """Return the buffers that are a client's own: those of layers that are, or all."""
     personal = method.personal(task)
+    if task.buffers == "static":
+        return []
     if task.buffers == "local" or personal >= set(task.initial()):
         return list(task.buffer_names)
     owners = {name.rpartition(".")[0] for name in personal}
     return [name for name in task.buffer_names if name.rpartition(".")[0] in owners]
 
 
-def _sent(method: Algorithm, task: Task) -> list[str]:
+def _served(method: Algorithm, task: Task) -> list[str]:
     own = _own(method, task)
     return [name for name in task.buffer_names if name not in own]
+
+
+def _sent(method: Algorithm, task: Task) -> list[str]:
+    return [] if task.buffers == "static" else _served(method, task)
 
 
 def _begun(method: Algorithm, task: Task, shared: State, personal: State, visits: Visits) -> State:
     """Let the visits' steps begin with what is shared or the clients' own; return it, ``{name: [c, …]}``."""
     count = len(visits.clients)
-    begun = {name: shared[name].expand(count, *shared[name].shape) for name in _sent(method, task)}
+    begun = {name: shared[name].expand(count, *shared[name].shape) for name in _served(method, task)}
     begun |= {name: personal[name] for name in _own(method, task) if name in personal}
     _whole(task).begin(visits.clients.tolist(), begun)
     return begun
@@ -147,35 +138,6 @@ def _block(task: Task, name: str) -> Block:
     return Block(shape, torch.float64)
 
 
-def _with_change(task: Task, message: Message, begun: State, visits: Visits) -> Message:
-    """Return the message with what steps have changed of the buffers, if it is that of the loss."""
-    if LOSS not in message:
-        return message
-    _, weight = message[LOSS]
-    clients = visits.clients[: len(weight)]
-    now, changes = _whole(task).now(clients), dict(message)
-    for name, value in begun.items():
-        change = now[name].double() - value[: len(weight)]
-        if _whole(task).integer(name):
-            places = change.new_zeros(len(clients), *_block(task, name).shape)
-            for row, client in enumerate(clients.tolist()):  # by numbers: a list of them would wait for a GPU
-                places[row, client] = change[row]
-            changes[name] = places, visits.ones(len(clients))
-        else:
-            changes[name] = change, weight
-    return changes
-
-
-def _after(method: Algorithm, task: Task, value: Tensor, name: str, sums: Sums) -> Tensor:
-    if _whole(task).integer(name):  # who told nothing has 0 at its place: such a buffer never falls
-        return moved(value, sums.total(name).amax(0).clamp(min=0))
-    return method.buffer_after(name, value, sums)
-
-
-def _whole(task: Task) -> Whole:
+def _whole(task: Task) -> module.Whole:
     assert task.whole is not None
     return task.whole
-
-
-def _without(state: State, names: list[str]) -> State:
-    return {name: value for name, value in state.items() if name not in names}

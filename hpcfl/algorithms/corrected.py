@@ -30,22 +30,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hpcfl.algorithms.wrapped import Wrapper, changed, wrapped
+from hpcfl.algorithms.base import Algorithm, Block, By, Client, Extras, Recalled, ServerState, Sums, Task, Visits
+from hpcfl.algorithms.weighting import Weighting
+from hpcfl.algorithms.wrapped import Wrapper, changed, without, wrapped
 from hpcfl.base.device_copy import on_device
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
+from hpcfl.base.types import Ints, State
+from hpcfl.learning.optim import factors
 from hpcfl.sums.message import CorrectedSums
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.algorithms.base import Algorithm, By, Client, Extras, Recalled, ServerState
-    from hpcfl.algorithms.weighting import Weighting
-    from hpcfl.base.types import Floats, Ints, State
-    from hpcfl.learning.batches import Visits
-    from hpcfl.learning.task import Task
-    from hpcfl.sums.message import Block, Sums
 
 Change = Callable[[str, int, "Tensor"], "Tensor"]
 """What becomes of a block's values ``[k, …]``: block, layer (1 … L), values."""
@@ -107,7 +101,7 @@ class _Scaled(_Corrected):
 
 class _Known(_Scaled):
     def correction(self, task: Task, own: State, visits: Visits) -> tuple[Change, State]:
-        return lambda name, number, value: value / _column(visits.arrival[:, number - 1], value), {}
+        return lambda name, number, value: value / factors(visits.arrival[:, number - 1], value), {}
 
     def counted(self, sums: Sums) -> Sequence[int] | Ints:
         return sums.cohort
@@ -127,25 +121,17 @@ class _Estimated(_Scaled):
             since, count = own[first[number]], len(value)
             weight, after = intervals(since[:count], visits.round, self.weighting.cutoff)
             kept[first[number]] = torch.cat([after, since[count:]])
-            return value * _column(weight, value)
+            return value * factors(weight, value)
 
         return change, kept
 
 
 class _Remembered(_Corrected):
     def init_client(self, task: Task, client: int) -> State:
-        kept = {
-            MEMORY + name: torch.zeros(block.shape, dtype=block.dtype, device=task.device)
-            for name, block in _blocks(self, task).items()
-        }
-        return super().init_client(task, client) | kept
+        return super().init_client(task, client) | _nothing(self, task)
 
     def init_extras(self, task: Task) -> Extras:
-        mean = {
-            MEMORY + name: torch.zeros(block.shape, dtype=torch.float64, device=task.device)
-            for name, block in _blocks(self, task).items()
-        }
-        return {**super().init_extras(task), **mean, ROUNDS: 0.0}
+        return {**super().init_extras(task), **_nothing(self, task, torch.float64), ROUNDS: 0.0}
 
     def recalled(self, task: Task, extras: Extras, personal: Recalled) -> Extras:
         over, mean = _weight(self, task, self.members), {name: 0.0 * value for name, value in _ours(extras).items()}
@@ -208,10 +194,13 @@ def _numbers(method: Algorithm, task: Task) -> dict[str, int]:
 def _blocks(method: Algorithm, task: Task) -> dict[str, Block]:
     """Return the same blocks with their shapes."""
     numbers = _numbers(method, task)
-    blocks: dict[str, Block] = {}
-    for group in method.layout(task):
-        blocks |= {name: block for name, block in group.items() if name in numbers}
-    return blocks
+    return {name: block for group in method.layout(task) for name, block in group.items() if name in numbers}
+
+
+def _nothing(method: Algorithm, task: Task, dtype: torch.dtype | None = None) -> State:
+    """Return what is remembered before anybody has sent anything, in a type of its own or in that of the blocks."""
+    blocks = _blocks(method, task).items()
+    return {MEMORY + name: torch.zeros(b.shape, dtype=dtype or b.dtype, device=task.device) for name, b in blocks}
 
 
 def _weight(method: _Corrected, task: Task, clients: Sequence[int] | Ints) -> float:
@@ -226,19 +215,9 @@ def _scale(method: Algorithm, round: int) -> float:
     return method.learning_rate(round) / method.learning_rate(0)
 
 
-def _column(factors: Tensor | Floats, value: Tensor) -> Tensor:
-    """Return the factors of the first rows, as many as `value` has, ready to be multiplied with it."""
-    found = torch.as_tensor(factors[: len(value)]).to(value.dtype)
-    return on_device(found, value.device).view(-1, *[1] * (value.dim() - 1))
-
-
-def _is_ours(name: str) -> bool:
-    return name == ROUNDS or name.startswith((INTERVALS, MEMORY))
-
-
 def _ours(state: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in state.items() if _is_ours(name)}
+    return {name: value for name, value in state.items() if name == ROUNDS or name.startswith((INTERVALS, MEMORY))}
 
 
 def _theirs(state: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in state.items() if not _is_ours(name)}
+    return without(state, _ours(state))

@@ -8,21 +8,15 @@ indices can be read one higher. Clients send changes, so the server forms w_i ag
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from hpcfl.algorithms.base import Participation, State, Sums, Task
 from hpcfl.algorithms.fedprox import FedProx
-from hpcfl.base.errors import refusal
+from hpcfl.algorithms.local_sgd import check_alone
+from hpcfl.base.lazy import Tensor
 from hpcfl.sums.message import moved
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.base.types import State
-    from hpcfl.learning.task import Task
-    from hpcfl.schedule.participation import Participation
-    from hpcfl.sums.message import Sums
 
 
 class FedAsync(FedProx):
@@ -54,12 +48,3 @@ def _mixed(alpha: float, name: str, value: Tensor, sums: Sums, aged: bool = True
     begun, factor = sums.arrived.states[int(sums.arrived.versions[0])], float(sums.arrived.factors[0])
     change = sums.mean(name) * (1.0 if aged else factor)
     return moved(value, alpha * (change + factor * (begun[name].double() - value.double())))
-
-
-def check_alone(name: str, participation: Participation) -> None:
-    """Raise UsageError where the server does not take a step with each visit that arrives."""
-    why = f" with algorithm.name = '{name}', whose server takes a step with each visit"
-    if not participation.by_arrivals:
-        raise refusal("participation.close", f"'arrivals'{why}", participation.close, "arrivals")
-    if participation.buffer != 1:
-        raise refusal("participation.buffer", f"1{why}", participation.buffer, 1)

@@ -9,15 +9,12 @@ local steps. FedLRGD's authors compare themselves with it by the name FedAve (Ja
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
+from hpcfl.algorithms.base import State, Task
 from hpcfl.algorithms.local_sgd import LocalSgd, last, some
-
-if TYPE_CHECKING:
-    from hpcfl.base.types import State
-    from hpcfl.learning.task import Task
 
 
 class FedAvg(LocalSgd):

@@ -13,26 +13,17 @@ which round's samples its kernel is of. Before anybody has sent one, there is no
 from __future__ import annotations
 
 from math import sqrt
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from hpcfl.algorithms.base import Batch, Block, Client, Layout, Objective, State, Sums, Task, Visits
 from hpcfl.algorithms.local import Local
 from hpcfl.base.device_copy import on_device
 from hpcfl.base.errors import UsageError
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.rng import keyed
 from hpcfl.math.cka import alignment, kernel_triangles, triangle_size, unit_kernel
-from hpcfl.sums.message import Block
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.algorithms.base import Client
-    from hpcfl.base.types import State
-    from hpcfl.learning.batches import Batch, Visits
-    from hpcfl.learning.task import Objective, Task
-    from hpcfl.sums.message import Layout, Sums
 
 KERNEL, ROUND = "kernel", "round"
 

@@ -8,28 +8,17 @@ in the authors' code. Their momentum at the server is ``server.optimizer = "mome
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.base import Block, Client, Layout, Participation, State, Sums, Task, Visits
 from hpcfl.algorithms.fedprox import FedProx
 from hpcfl.algorithms.local_sgd import check_plain
-from hpcfl.base.device_copy import on_device
 from hpcfl.base.errors import refusal
-from hpcfl.base.lazy import torch
-from hpcfl.learning.optim import column
-from hpcfl.sums.message import Block, moved
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.algorithms.base import By, Client
-    from hpcfl.base.types import State
-    from hpcfl.learning.batches import Visits
-    from hpcfl.learning.task import Task
-    from hpcfl.schedule.participation import Participation
-    from hpcfl.sums.message import Layout, Sums
+from hpcfl.base.lazy import Tensor, torch
+from hpcfl.learning.optim import factors
+from hpcfl.sums.message import moved
 
 
 class FedNova(FedProx):
@@ -45,9 +34,6 @@ class FedNova(FedProx):
         if self.mu * self.lr >= 1:
             raise refusal("algorithm.mu", f"less than 1/algorithm.lr = {1 / self.lr:g}", self.mu, 0.5 / self.lr)
 
-    def mean_weights(self) -> By:
-        return Algorithm.mean_weights(self)  # the server does more
-
     def layout(self, task: Task) -> Layout:
         first, *layers = super().layout(task)
         return ({**first, "steps": Block((), task.dtype)}, *layers)
@@ -57,12 +43,10 @@ class FedNova(FedProx):
             taken = torch.from_numpy(self.taken(visits)).double()
             norm = self._norm(taken, self.learning_rate(visits.round))
             if "loss" in message:
-                _, weight = message["loss"]
-                effective = on_device((taken if self.mu else norm).to(task.dtype), task.device)
-                yield {**message, "steps": (effective, weight)}
+                loss, weight = message["loss"]
+                yield {**message, "steps": (factors(taken if self.mu else norm, loss), weight)}
             else:
-                over = on_device(norm.to(task.dtype), task.device)
-                yield {name: (value.div_(column(over, value)), weight) for name, (value, weight) in message.items()}
+                yield {name: (value.div_(factors(norm, value)), weight) for name, (value, weight) in message.items()}
         return personal
 
     def _norm(self, taken: Tensor, rate: float) -> Tensor:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
+from hpcfl.algorithms.base import Batch, Objective, State, Task, Visits
 from hpcfl.algorithms.fedavg import FedAvg
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.base.types import State
-    from hpcfl.learning.batches import Batch, Visits
-    from hpcfl.learning.task import Objective, Task
+from hpcfl.base.lazy import Tensor
 
 
 class FedProx(FedAvg):

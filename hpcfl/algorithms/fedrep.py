@@ -5,21 +5,15 @@ With ``participation.close = "first"`` and ``[doubling]`` this is FedRep-SRPFL (
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
+from hpcfl.algorithms.base import State, Task, Visits
 from hpcfl.algorithms.local_sgd import PartlyPersonal, last, passed
 from hpcfl.base.device_copy import on_device
-from hpcfl.base.lazy import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.base.types import State
-    from hpcfl.learning.batches import Visits
-    from hpcfl.learning.task import Task
+from hpcfl.base.lazy import Tensor, torch
 
 
 class FedRep(PartlyPersonal):

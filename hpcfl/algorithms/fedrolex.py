@@ -7,21 +7,14 @@ all clients' windows begin alike, and all units have their turn. All else is as 
 from __future__ import annotations
 
 from math import floor
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from hpcfl.algorithms.base import Client, Message, State, Task, Visits
 from hpcfl.algorithms.heterofl import HeteroFl
 from hpcfl.algorithms.wrapped import changed
+from hpcfl.base.lazy import Tensor
 from hpcfl.models.modules import narrow
 from hpcfl.sums.message import HELD
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.algorithms.base import Client
-    from hpcfl.base.types import State
-    from hpcfl.learning.batches import Visits
-    from hpcfl.learning.task import Task
-    from hpcfl.sums.message import Message
 
 
 class FedRolex(HeteroFl):
@@ -56,10 +49,10 @@ class FedRolex(HeteroFl):
             return turned(whole, {axis + 1: units for axis, units in axes[name].items()}, -start)
 
         def sent(message: Message) -> Message:
-            found: dict[str, tuple[Tensor, Tensor]] = {}
+            found = dict(message)
             for name, (value, weight) in message.items():
-                of = name.removeprefix(HELD)
-                found[name] = (back(of, value), weight) if of in shared else (value, weight)
+                if (of := name.removeprefix(HELD)) in shared:
+                    found[name] = back(of, value), weight
                 masked = HELD + name in message or name not in shared
                 if not masked and self.narrows(shared[name].shape, axes[name]):
                     found[HELD + name] = back(name, value.new_ones(value.shape)), weight

@@ -15,33 +15,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import ceil
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
-from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.base import Algorithm, Batch, By, Client, Header, Model, Objective, Participation, Task, Visits
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.wrapped import changed
 from hpcfl.base.device_copy import on_device
 from hpcfl.base.errors import UsageError, refusal
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.rng import keyed
+from hpcfl.base.types import Ints, Shape, State
+from hpcfl.learning.optim import column
 from hpcfl.models.modules import narrow
-from hpcfl.sums.message import HELD, masked
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.algorithms.base import By, Client
-    from hpcfl.base.types import Ints, Shape, State
-    from hpcfl.data import Header
-    from hpcfl.learning.batches import Batch, Visits
-    from hpcfl.learning.task import Objective, Task
-    from hpcfl.models import Model
-    from hpcfl.models.modules.narrow import Axes
-    from hpcfl.schedule.participation import Participation
-    from hpcfl.sums.message import Layout, Message
+from hpcfl.sums.message import HELD, Layout, Message, masked
 
 Rate = Annotated[float, Field(gt=0, le=1)]
 
@@ -104,9 +93,8 @@ class HeteroFl(FedAvg):
         levels: Ints = np.searchsorted(ends, (clients + 0.5) / len(clients) * ends[-1])
         if self.assign == "speed":
             if len(clients) > 1 and not np.ptp(task.paces):
-                raise refusal(
-                    "algorithm.assign", "'shares' or 'clients' where all are expected to be equally fast", "speed"
-                )
+                wanted = "'shares' or 'clients' where all are expected to be equally fast"
+                raise refusal("algorithm.assign", wanted, "speed")
             levels = levels[np.argsort(-np.array(self.rates)[levels], kind="stable")]
             levels[np.argsort(task.paces, kind="stable")] = levels.copy()
         return levels
@@ -152,7 +140,11 @@ class HeteroFl(FedAvg):
             rate = self._rates(task, visits)[0]
             parts = {name: self.held(value.shape, axes[name], rate) for name, value in shared.items()}
             placed = {name: value[tuple(map(slice, parts[name]))] for name, value in placed.items()}
-            self._begin(task, axes, rate, visits)
+            if task.whole is not None:  # buffers are as narrow as the model is
+                shapes = {name: self.held(value.shape, axes[name], rate) for name, value in task.whole.buffers.items()}
+                own = {name: task.whole.buffers[name][tuple(map(slice, shape))] for name, shape in shapes.items()}
+                state = {name: value.expand(len(visits.clients), *value.shape) for name, value in own.items()}
+                task.whole.begin(visits.clients.tolist(), state)
         work, masks = super().client(task, placed, personal, visits), self._masks(task, shared, visits)
         for name in task.layer_names()[-1] if self.mask_labels else ():
             rows = self._present(task, visits)
@@ -160,10 +152,10 @@ class HeteroFl(FedAvg):
             masks[name] = rows * masks[name] if name in masks else rows
 
         def sent(message: Message) -> Message:
-            found: dict[str, tuple[Tensor, Tensor]] = {}
+            found = dict(message)
             for name, (value, weight) in message.items():
-                held = masks[name][: len(value)] if name in masks else None
-                found |= {name: (value, weight)} if held is None else masked(name, value, held, weight)
+                if name in masks:
+                    found |= masked(name, value, masks[name][: len(value)], weight)
             return found
 
         return (yield from changed(work, sent))
@@ -181,27 +173,12 @@ class HeteroFl(FedAvg):
 
         def local(params: State, batch: Batch) -> Tensor:
             held = {name: value * masks[name] if name in masks else value for name, value in params.items()}
-            scaled = {
-                name: value / divisor.view(-1, *[1] * (value.dim() - 1)) if name in names else value
-                for name, value in held.items()
-            }
+            scaled = held | {name: held[name] / column(divisor, held[name]) for name in names & held.keys()}
             sizes = None if batch.valid is None else batch.sample_counts()
             outputs = task.forward(scaled, batch.x, batch.key, sizes=sizes) * present.unsqueeze(1)
             return task.loss.mean(outputs, batch) + (task.penalties(held) if task.penalty else 0)
 
         return local
-
-    def _begin(self, task: Task, axes: Axes, rate: float, visits: Visits) -> None:
-        """Let the visits' steps have buffers as narrow as the model is."""
-        if task.whole is not None:
-            count = len(visits.clients)
-            own = {
-                name: value[tuple(map(slice, self.held(value.shape, axes[name], rate)))].expand(
-                    count, *[-1] * value.dim()
-                )
-                for name, value in task.whole.buffers.items()
-            }
-            task.whole.begin(visits.clients.tolist(), own)
 
     def _rates(self, task: Task, visits: Visits) -> list[float]:
         """Return the rates of some visits' clients."""
@@ -224,9 +201,7 @@ class HeteroFl(FedAvg):
     def _present(self, task: Task, visits: Visits) -> Tensor:
         """Return 1 for each class of which a client has training samples, else 0, ``[c, classes]``."""
         shape = len(visits.clients), task.federation.classes
-        if not self.mask_labels:
-            return torch.ones(shape, dtype=task.dtype, device=task.device)
-        present = torch.zeros(shape, dtype=task.dtype, device=task.device)
-        for row, client in zip(present, visits.clients.tolist()):
+        present = torch.full(shape, 0.0 if self.mask_labels else 1.0, dtype=task.dtype, device=task.device)
+        for row, client in zip(present, visits.clients.tolist() if self.mask_labels else ()):
             row[task.samples(client).y.flatten()] = 1
         return present

@@ -7,20 +7,14 @@ A local step on three batches: ``g₁ = ∇f(w; 1)``, ``w' = w − α g₁``, ``
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
+from hpcfl.algorithms.base import State, Task, Visits
 from hpcfl.algorithms.local_sgd import LocalTraining, last
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.learning import derivatives
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.base.types import State
-    from hpcfl.learning.batches import Batch, Visits
-    from hpcfl.learning.task import Task
 
 
 class HfMaml(LocalTraining):
@@ -53,23 +47,20 @@ class HfMaml(LocalTraining):
             task.batches(each, self.batch, steps=self.steps, phase=phase)
             for phase, each in enumerate((first, others, others))
         ]
-        return torch.stack([self._step(task, params, *batches) for batches in zip(*threes)]).mean(0)
-
-    def _step(self, task: Task, params: State, one: Batch, two: Batch, three: Batch) -> Tensor:
-        """Take one step in place; return the losses before it."""
-        first, loss = task.gradients(params, one)
-        second, _ = task.gradients(_moved(params, first, -self.inner_lr), two)
-        bent = self._curvature(task, params, three, second)
-        for name, value in params.items():
-            value.add_(second[name] - self.inner_lr * bent[name], alpha=-self.lr)
-        return loss
-
-    def _curvature(self, task: Task, params: State, batch: Batch, along: State) -> State:
-        if self.hessian == "exact":
-            return derivatives.hessian_vector_product(task, params, batch, along)
-        ahead, _ = task.gradients(_moved(params, along, self.delta), batch)
-        behind, _ = task.gradients(_moved(params, along, -self.delta), batch)
-        return {name: (ahead[name] - behind[name]) / (2 * self.delta) for name in params}
+        losses = []
+        for one, two, three in zip(*threes):
+            slope, loss = task.gradients(params, one)
+            losses.append(loss)
+            along, _ = task.gradients(_moved(params, slope, -self.inner_lr), two)
+            if self.hessian == "exact":
+                bent = derivatives.hessian_vector_product(task, params, three, along)
+            else:
+                ahead, _ = task.gradients(_moved(params, along, self.delta), three)
+                behind, _ = task.gradients(_moved(params, along, -self.delta), three)
+                bent = {name: (ahead[name] - behind[name]) / (2 * self.delta) for name in params}
+            for name, value in params.items():
+                value.add_(along[name] - self.inner_lr * bent[name], alpha=-self.lr)
+        return torch.stack(losses).mean(0)
 
     def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
         if self.evaluation != "adapted":

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.errors import UsageError
+from hpcfl.base.lazy import Tensor
+from hpcfl.base.types import Ints, State
+from hpcfl.learning.batches import Visits
+from hpcfl.learning.task import Task
+from hpcfl.models import Model
+from hpcfl.sums.message import Sums
 
-if TYPE_CHECKING:
-    from torch import Tensor
+By = Literal["samples", "uniform"]
 
-    from hpcfl.base.types import Ints, State
-    from hpcfl.learning.batches import Visits
-    from hpcfl.learning.task import Task
-    from hpcfl.models import Model
-    from hpcfl.sums.message import Sums
-
-    By = Literal["samples", "uniform"]
-
-    Recalled = Callable[[], Iterator[tuple[int, State]]]
-    """Yields all clients and their personal state, without a client axis."""
+Recalled = Callable[[], Iterator[tuple[int, State]]]
+"""Yields all clients and their personal state, without a client axis."""
 
 Extras = Mapping[str, Any]
 """What never leaves the server: tensors, floats and strings by name."""

@@ -8,20 +8,16 @@ advance with all of their steps where the visit was complete, and else not at al
 
 from __future__ import annotations
 
-from itertools import accumulate, islice
+from itertools import islice
 from typing import TYPE_CHECKING, ClassVar
 
+from hpcfl.algorithms.base import Algorithm, Client, Message, State, Task, Visits
 from hpcfl.algorithms.local_sgd import LocalSgd, some
 from hpcfl.algorithms.wrapped import wrapped
 from hpcfl.base.lazy import torch
+from hpcfl.learning.optim import layer_by_layer
 
 if TYPE_CHECKING:
-    from hpcfl.algorithms.base import Algorithm, Client
-    from hpcfl.base.types import State
-    from hpcfl.learning.batches import Visits
-    from hpcfl.learning.task import Task
-    from hpcfl.sums.message import Message
-
     Wrapper = LocalSgd
 else:
     Wrapper = object  # the method comes after it among the bases
@@ -42,8 +38,6 @@ class _LastStep(Wrapper):
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         own = self.personal(task)
         level = dict.fromkeys(own, 1) | {name: n for n, names in enumerate(self.layers(task), 1) for name in names}
-        in_time = [visits.in_time(max(level[name] for name in names)) for names in task.layer_names()]
-        rows = list(accumulate(in_time, max))
         served, optimiser = task.replicate(shared, visits), self.optimiser_in(visits.round)
         params = {name: value.clone() for name, value in (served | some(personal, own)).items()}
         kept = some(personal, personal.keys() - own)
@@ -52,25 +46,20 @@ class _LastStep(Wrapper):
         earlier = [optimiser.step(task, params, params, memory, batch) for batch in islice(batches, self.steps_before)]
         after = dict(personal)
         held: list[Message] = []
-        for number, gradients, last in task.backprop(params, next(batches), rows, visits.closed):
-            if number == len(rows) - 1:
-                total = sum(loss[: len(last)] for loss in earlier) + last
-                yield {"loss": (total / self.steps, weight[: len(last)])}
-            for name in reversed(list(gradients)):
-                count = visits.in_time(level[name])
-                if not count:  # nobody has come further
-                    return after
-                moved = {name: params[name][:count].clone()}  # what lies below may still need this layer as it was
-                past = {name: memory[name][:count]} if memory else {}
-                optimiser.apply(moved, {name: gradients[name][:count]}, past)
-                now = memory if name in kept else moved
-                if name in personal:
-                    after[name] = torch.cat([now[name][:count], personal[name][count:]])
-                if name in served:
-                    message = {name: (moved[name].sub_(served[name][:count]), weight[:count])}
-                    if own and level[name] == 1:
-                        held.append(message)
-                    else:
-                        yield message
-        yield from held  # a visit with layers of its own is complete when these have learnt too
+        for name, value in layer_by_layer(task, params, next(batches), level, optimiser, memory, visits):
+            count = len(value)
+            if name == "loss":
+                total = sum(loss[:count] for loss in earlier) + value
+                yield {name: (total / self.steps, weight[:count])}
+            if name in personal:
+                now = memory[name][:count] if name in kept else value
+                after[name] = torch.cat([now, personal[name][count:]])
+            if name in served:
+                message = {name: (value.sub_(served[name][:count]), weight[:count])}
+                if own and level[name] == 1:
+                    held.append(message)
+                else:
+                    yield message
+        if visits.in_time(1):
+            yield from held  # a visit with layers of its own is complete when these have learnt too
         return after

@@ -6,16 +6,13 @@ several shapes where all layers that know the shape are personal.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from hpcfl.algorithms.base import State, Task
 from hpcfl.algorithms.local_sgd import PartlyPersonal, last
 from hpcfl.base.errors import refusal
-
-if TYPE_CHECKING:
-    from hpcfl.base.types import State
-    from hpcfl.learning.task import Task
 
 
 class LgFedAvg(PartlyPersonal):

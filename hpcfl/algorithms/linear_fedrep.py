@@ -10,28 +10,16 @@ by ``W_i x + b_i`` first, which whitens features of known mean and covariance al
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.base import Algorithm, Block, Client, Header, Layout, Model, ServerState, Sums, Task, Visits
 from hpcfl.base.device_copy import on_device
 from hpcfl.base.errors import UsageError, no_meaning, refusal
-from hpcfl.base.lazy import torch
-from hpcfl.data.linear import whitening
-from hpcfl.sums.message import Block
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.algorithms.base import Client, ServerState
-    from hpcfl.base.types import State
-    from hpcfl.data import Header
-    from hpcfl.data.linear import LinearFederation, SpacesFederation
-    from hpcfl.learning.batches import Visits
-    from hpcfl.learning.task import Task
-    from hpcfl.models import Model
-    from hpcfl.sums.message import Layout, Sums
+from hpcfl.base.lazy import Tensor, torch
+from hpcfl.base.types import State
+from hpcfl.data.linear import LinearFederation, SpacesFederation, whitening
 
 B, HEAD, MOMENT = "representation.weight", "head.weight", "moment"  # Bᵀ [k, d], w [1, k], mean of y² x xᵀ [d, d]
 WEIGHT, BIAS = "embedding.weight", "embedding.bias"  # where features are embedded in d coordinates: [d, d_i], [d]
@@ -82,7 +70,18 @@ class LinearFedRep(Algorithm):
     def _shape(self, task: Task) -> tuple[int, int]:
         federation: LinearFederation = task.federation  # type: ignore[assignment]
         (rank, dimension), (latent, expected) = task.initial()[B].shape, federation.truth.shape
-        _check_embedding(task, latent)
+        embedding, spaces = task.initial().get(WEIGHT), hasattr(federation, "moments")
+        got = "none" if embedding is None else len(embedding)
+        if spaces and got != latent:
+            raise UsageError(
+                f"model.dimension: expected data.dimension = {latent}, to which data.name = 'linear_spaces' needs an "
+                f"embedding, got {got}; did you mean {latent}?"
+            )
+        if not spaces and embedding is not None:
+            raise UsageError(
+                f"model.dimension: expected none, since the clients of data.name = 'linear' share their feature space, "
+                f"got {got}; did you mean none, or data.name = 'linear_spaces'?"
+            )
         if rank != expected:
             raise refusal("model.rank", f"data.rank = {expected}", rank, expected)
         if federation.train_sizes.min() < rank:
@@ -104,7 +103,10 @@ class LinearFedRep(Algorithm):
         return state | {WEIGHT: weight.to(task.device), BIAS: bias.to(task.device)}
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
-        x, y = (on_device(part, task.device) for part in _drawn(task.federation, visits))  # type: ignore[arg-type]
+        federation: LinearFederation = task.federation  # type: ignore[assignment]
+        # copied by torch, whose memory is aligned: the last bits of matrix products may depend on that
+        drawn = (torch.from_numpy(part).clone() for part in federation.drawn_by(visits.clients, visits.round))
+        x, y = (on_device(part, task.device) for part in drawn)
         if WEIGHT in personal:
             x = x @ personal[WEIGHT].transpose(1, 2) + personal[BIAS].unsqueeze(1)
         weight, count = visits.ones(len(y)), y.shape[1]
@@ -138,28 +140,6 @@ class LinearFedRep(Algorithm):
 
     def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
         return {name: value.to(task.dtype) for name, value in (task.replicate(shared, visits) | personal).items()}
-
-
-def _check_embedding(task: Task, latent: int) -> None:
-    embedding, spaces = task.initial().get(WEIGHT), hasattr(task.federation, "moments")
-    got = "none" if embedding is None else len(embedding)
-    if spaces and got != latent:
-        raise UsageError(
-            f"model.dimension: expected data.dimension = {latent}, to which data.name = 'linear_spaces' needs an "
-            f"embedding, got {got}; did you mean {latent}?"
-        )
-    if not spaces and embedding is not None:
-        raise UsageError(
-            f"model.dimension: expected none, since the clients of data.name = 'linear' share their feature space, "
-            f"got {got}; did you mean none, or data.name = 'linear_spaces'?"
-        )
-
-
-def _drawn(federation: LinearFederation, visits: Visits) -> tuple[Tensor, Tensor]:
-    """Return the clients' fresh samples, float64 ``[c, m, d]`` and ``[c, m]``."""
-    x, y = federation.drawn_by(visits.clients, visits.round)
-    # copied by torch, whose memory is aligned: the last bits of matrix products may depend on that
-    return torch.from_numpy(x).clone(), torch.from_numpy(y).clone()
 
 
 def _orthonormal(rows: Tensor) -> Tensor:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from hpcfl.algorithms.base import Algorithm
 from hpcfl.algorithms.local_sgd import LocalSgd
-
-if TYPE_CHECKING:
-    from hpcfl.algorithms.base import By
 
 
 class Local(LocalSgd):
@@ -21,9 +17,6 @@ class Local(LocalSgd):
     evaluation: Literal["stored", "tuned"] = "stored"
     """The model that a client is tested with. ``stored``: its own as it is. ``tuned``: its own after all layers have
     learned for `tune_epochs` more passes over its training data (FLIC), also where it never took part."""
-
-    def mean_weights(self) -> By:
-        return Algorithm.mean_weights(self)  # nothing is shared
 
     def personal_layers(self, layers: int) -> range:
         return range(layers)

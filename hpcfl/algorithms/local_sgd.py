@@ -25,39 +25,18 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Hashable, Iterator, Set
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
-from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.base import Algorithm, Batch, Block, By, Client, Layout, Objective, Participation, Task, Visits
 from hpcfl.base.errors import RunError, UsageError, check_within, listed, no_meaning, refusal, toml
-from hpcfl.base.lazy import torch
-from hpcfl.learning.one_client import objective_of
-from hpcfl.learning.optim import Adam, AdamW, Sgd
-from hpcfl.sums.message import Block
+from hpcfl.base.lazy import Tensor, torch
+from hpcfl.base.types import Ints, State
+from hpcfl.learning.one_client import ClientBatch, objective_of
+from hpcfl.learning.optim import FINE_TUNING, Adam, AdamW, Optimizer, Sgd, stacked
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.algorithms.base import By, Client
-    from hpcfl.base.types import Ints, State
-    from hpcfl.learning.batches import Batch, Visits
-    from hpcfl.learning.one_client import ClientBatch
-    from hpcfl.learning.optim import Optimizer
-    from hpcfl.learning.task import Objective, Task
-    from hpcfl.schedule.participation import Participation
-    from hpcfl.sums.message import Layout
-
-
-Personalised = Annotated[
-    Literal["stored", "fine-tune", "new-client"],
-    Field(
-        description="A client is tested with the shared layers and, ``stored``: its own personal ones; ``fine-tune``: "
-        "the mean of all, tuned for `tune_epochs` (the SRPFL authors' code); ``new-client``: initial ones, tuned so "
-        "(SRPFL, remark 4.8)."
-    ),
-]
 VISITED = "visited"
 Moment = Annotated[float, Field(ge=0, lt=1)]
 
@@ -149,7 +128,7 @@ class LocalTraining(Algorithm):
 
     def mean_weights(self) -> By:
         own = type(self).server is not Algorithm.server or type(self).step is not Algorithm.step
-        return super().mean_weights() if own else self.weights
+        return super().mean_weights() if own or not self.shares_model else self.weights
 
     def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
         """Return the layers that are sent: the shared ones, and where they are averaged the personal ones too.
@@ -210,12 +189,16 @@ class LocalTraining(Algorithm):
 
     def first_layers(self, task: Task, shared: State, visits: Visits) -> State:
         """Return the personal layers that the clients' first visits begin with, ``{name: [c, …]}``."""
-        states = [some(task.initial(int(client)), self.personal(task)) for client in visits.clients]
-        return {name: torch.stack([state[name] for state in states]) for name in states[0]}
+        return stacked([some(task.initial(int(client)), self.personal(task)) for client in visits.clients])
 
     def _tuned(self, task: Task, params: State, visits: Visits, epochs: int) -> State:
-        own = self.personal_names(task)
-        return self.tuner.fine_tuned(task, params, visits, self.batch, epochs, own) if own else params
+        if not (own := self.personal_names(task)):
+            return params
+        params = {name: value.clone() for name, value in params.items()}
+        upper = task.freeze_below(params, visits, own)
+        batches = upper.batches(visits, self.batch, epochs, phase=FINE_TUNING)
+        self.tuner.train(upper, params, batches, names=own)
+        return params
 
 
 class LocalSgd(LocalTraining):
@@ -284,7 +267,8 @@ class LocalSgd(LocalTraining):
 
     def fixed(self, round: int) -> Hashable:
         names = ("train", "minimised", "kept", "local_steps", "optimiser", "optimiser_in", "learning_rate")
-        ours = all(_defines(type(self), name).startswith("hpcfl.") for name in names)
+        owners = [next(each for each in type(self).__mro__ if name in vars(each)) for name in names]
+        ours = all(owner.__module__.startswith("hpcfl.") for owner in owners)
         return self.optimiser_in(round) if ours else None
 
     def local_steps(self, task: Task, visits: Visits, phase: int = 0) -> Iterator[Batch]:
@@ -365,7 +349,9 @@ class LocalSgd(LocalTraining):
 class PartlyPersonal(LocalSgd):
     """Local steps on layers of which some are shared and the others personal."""
 
-    evaluation: Personalised = "stored"
+    evaluation: Literal["stored", "fine-tune", "new-client"] = "stored"
+    """A client is tested with the shared layers and, ``stored``: its own personal ones; ``fine-tune``: the mean of all,
+    tuned for `tune_epochs` (the SRPFL authors' code); ``new-client``: initial ones, tuned so (SRPFL, remark 4.8)."""
     newcomer: Literal["initial", "averaged"] = "initial"
     """What a client's personal layers begin with at its first visit, in tests before it, and with `hpcfl adapt`.
     ``initial``: their initial values (the SRPFL paper). ``averaged``: their mean over the visits of the last round, by
@@ -420,11 +406,6 @@ class PartlyPersonal(LocalSgd):
         }
 
 
-def _defines(method: type, name: str) -> str:
-    """Return the module of the class from which a method has an attribute."""
-    return next(each.__module__ for each in method.__mro__ if name in vars(each))
-
-
 def last(key: str, value: int, layers: int, least: int = 1, most: int | None = None) -> range:
     """Return the last `value` of so many layers; UsageError naming `key` where that is not `least` … `most` of them."""
     most = layers if most is None else most
@@ -445,6 +426,14 @@ def check_plain(method: LocalSgd, *keys: str) -> None:
             raise refusal(
                 f"algorithm.{key}", f"{toml(plain)} with algorithm.name = '{method.name}'", value, toml(plain)
             )
+
+
+def check_alone(name: str, participation: Participation, what: str = "visit") -> None:
+    """Raise UsageError where the server does not take a step with each visit that arrives."""
+    for key, good in (("close", "arrivals"), ("buffer", 1)):
+        if (value := getattr(participation, key)) != good:
+            why = f"with algorithm.name = '{name}', whose server takes a step with each {what}"
+            raise refusal(f"participation.{key}", f"{good!r} {why}", value, good)
 
 
 def _names(task: Task, numbers: range) -> set[str]:

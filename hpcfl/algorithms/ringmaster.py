@@ -12,19 +12,16 @@ SGD. Data of all clients are taken to be alike: fast ones count more often.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from hpcfl.algorithms.base import Participation
 from hpcfl.algorithms.fedavg import FedAvg
-from hpcfl.algorithms.local_sgd import check_plain
+from hpcfl.algorithms.local_sgd import check_alone, check_plain
 from hpcfl.base.errors import refusal
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hpcfl.schedule.participation import Participation
 
 
 class Ringmaster(FedAvg):
@@ -40,14 +37,10 @@ class Ringmaster(FedAvg):
     def check(self, participation: Participation, known: bool = True) -> None:
         super().check(participation, known)
         check_plain(self, "optimizer", "momentum", "persist_optimizer")
-        why = f" with algorithm.name = '{self.name}', "
-        for key, good, because in (
-            ("close", "arrivals", "whose server takes a step with each gradient"),
-            ("buffer", 1, "whose server takes a step with each gradient"),
-            ("dispatch", "reporter", "whose workers go on at once"),
-        ):
-            if (value := getattr(participation, key)) != good:
-                raise refusal(f"participation.{key}", f"{good!r}{why}{because}", value, good)
+        check_alone(self.name, participation, "gradient")
+        if participation.dispatch != "reporter":
+            wanted = f"'reporter' with algorithm.name = '{self.name}', whose workers go on at once"
+            raise refusal("participation.dispatch", wanted, participation.dispatch, "reporter")
 
 
 def threshold(noise: float, accuracy: float) -> int:

@@ -7,25 +7,14 @@ The server averages each layer over those who reached it (eq. 9):
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from hpcfl.algorithms.base import Algorithm, ServerState
-from hpcfl.base.device_copy import on_device
+from hpcfl.algorithms.base import Algorithm, By, Client, Extras, Participation, ServerState, State, Sums, Task, Visits
 from hpcfl.base.errors import UsageError, no_meaning
 from hpcfl.base.lazy import torch
-from hpcfl.learning.optim import Sgd, zeros
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.algorithms.base import By, Client, Extras
-    from hpcfl.base.types import State
-    from hpcfl.learning.batches import Visits
-    from hpcfl.learning.task import Task
-    from hpcfl.schedule.participation import Participation
-    from hpcfl.sums.message import Sums
+from hpcfl.learning.optim import Sgd, factors, layer_by_layer, zeros
 
 
 class Salf(Algorithm):
@@ -65,25 +54,22 @@ class Salf(Algorithm):
                 "meaning with participation.close = 'arrivals': expected rule = 'paper' with missing = 'none', or "
                 "rule = 'released'"
             )
-        if not known and participation.bound is not None:
-            self._check_unknown()
+        unknown = not known and participation.bound is not None
+        because = (
+            "needs the chance that a layer arrives by the deadline, which real time with speed.model = 'none' does "
+            "not tell; did you mean "
+        )
+        if unknown and self.rule == "inverse-probability":
+            raise UsageError(
+                f"algorithm.rule = 'inverse-probability' {because}rule = 'paper' with missing = 'empirical'?"
+            )
+        if unknown and self.rule == "paper" and self.missing == "exact":
+            raise UsageError(f"algorithm.missing = 'exact' {because}missing = 'empirical' (or 'paper', 'none')?")
         if self.rule == "inverse-probability" and participation.enough is not None:
             raise UsageError(
                 "algorithm.rule = 'inverse-probability' needs the chance that a layer arrives, which is not known "
                 f"for participation.close = '{participation.close}'; did you mean close = 'deadline'?"
             )
-
-    def _check_unknown(self) -> None:
-        because = (
-            "needs the chance that a layer arrives by the deadline, which real time with speed.model = 'none' does "
-            "not tell; did you mean "
-        )
-        if self.rule == "inverse-probability":
-            raise UsageError(
-                f"algorithm.rule = 'inverse-probability' {because}rule = 'paper' with missing = 'empirical'?"
-            )
-        if self.rule == "paper" and self.missing == "exact":
-            raise UsageError(f"algorithm.missing = 'exact' {because}missing = 'empirical' (or 'paper', 'none')?")
 
     def mean_weights(self) -> By:
         if self.rule == "paper" and self.missing == "none":  # the mean over those who reached a layer
@@ -109,31 +95,24 @@ class Salf(Algorithm):
         level = {name: number for number, names in enumerate(self.layers(task), start=1) for name in names}
         start = task.replicate(shared, visits)
         batch = next(task.batches(visits, self.batch, steps=1))
-        rows = [visits.in_time(max(level[name] for name in names)) for names in task.layer_names()]
         velocity = {name: value.clone() for name, value in personal.items()}
         sgd = Sgd(self.learning_rate(visits.round), momentum=self.momentum)
-        for number, gradients, losses in task.backprop(start, batch, rows, visits.closed):
-            if number == len(rows) - 1:
-                yield {"loss": (losses, visits.ones(len(losses)))}
-            for name in reversed(list(gradients)):
-                count = visits.in_time(level[name])
-                if not count:  # nobody has come further
-                    return velocity
-                params = {name: start[name][:count].clone()}
-                past = {name: velocity[name][:count]} if velocity else {}
-                sgd.apply(params, {name: gradients[name][:count]}, past)
-                change = params[name] - start[name][:count]
-                yield {name: (self._scaled(change, visits, level[name]), visits.ones(count))}
+        for name, value in layer_by_layer(task, start, batch, level, sgd, velocity, visits):
+            if name != "loss":
+                value = value - start[name][: len(value)]
+                if self.rule == "inverse-probability":
+                    value = value / factors(visits.arrival[:, level[name] - 1], value)
+            yield {name: (value, visits.ones(len(value)))}
         return velocity
 
-    def _scaled(self, change: Tensor, visits: Visits, layer: int) -> Tensor:
-        if self.rule != "inverse-probability":
-            return change
-        chance = on_device(torch.from_numpy(visits.arrival[: len(change), layer - 1]).to(change.dtype), change.device)
-        return change / chance.view(-1, *[1] * (change.dim() - 1))
-
     def server(self, task: Task, shared: State, sums: Sums) -> State:
-        return self._moved(task, shared, sums, self._nobody(task, sums))
+        """Move by p_l for l = 1 … L, but for those that the past rounds tell."""
+        count = len(self.layers(task))
+        if self.missing == "exact":
+            return self._moved(task, shared, sums, sums.miss_probability.tolist())
+        layers = range(1, count + 1) if self.missing == "paper" else ()
+        chances = [(1 - number / (count + 1)) ** sums.invited for number in layers]
+        return self._moved(task, shared, sums, chances or [0.0] * count)
 
     def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
         if not state.extras:
@@ -152,10 +131,3 @@ class Salf(Algorithm):
                 over = (1.0 - chance) * sums.weight(name) if self.rule == "paper" else float(sums.invited)
                 after[name] = sums.moved(name, shared[name], over)
         return after
-
-    def _nobody(self, task: Task, sums: Sums) -> list[float]:
-        """Return p_l for l = 1 … L, but for those that the past rounds tell."""
-        count = len(self.layers(task))
-        if self.missing == "paper":
-            return [(1 - number / (count + 1)) ** sums.invited for number in range(1, count + 1)]
-        return [float(chance) for chance in sums.miss_probability] if self.missing == "exact" else [0.0] * count

@@ -8,26 +8,15 @@ all clients. All begin with 0 and a client keeps c_i⁺ only if its visit counte
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.base import Block, Client, Layout, Participation, State, Sums, Task, Visits
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.local_sgd import check_plain
-from hpcfl.base.device_copy import on_device
 from hpcfl.base.errors import refusal
-from hpcfl.base.lazy import torch
-from hpcfl.learning.optim import Shifted, column, zeros
-from hpcfl.sums.message import Block, moved
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.algorithms.base import By, Client
-    from hpcfl.base.types import State
-    from hpcfl.learning.batches import Visits
-    from hpcfl.learning.task import Task
-    from hpcfl.schedule.participation import Participation
-    from hpcfl.sums.message import Layout, Sums
+from hpcfl.base.lazy import Tensor, torch
+from hpcfl.learning.optim import Shifted, factors, zeros
+from hpcfl.sums.message import moved
 
 CONTROL, RISE = "control.", "rise."  # c at the server and c_i at clients; what a client tells of c_i⁺ − c_i
 
@@ -45,9 +34,6 @@ class Scaffold(FedAvg):
         check_plain(self, "optimizer", "momentum", "persist_optimizer", "weight_decay")
         if participation.hold_out:
             raise refusal("participation.hold_out", "0, since c is the mean over all", participation.hold_out, 0)
-
-    def mean_weights(self) -> By:
-        return Algorithm.mean_weights(self)  # the server does more
 
     def init_server(self, task: Task) -> State:
         model = super().init_server(task)
@@ -73,10 +59,10 @@ class Scaffold(FedAvg):
         after, one = dict(personal), visits.ones(len(visits.clients))
         for message in super().client(task, shared, personal, visits):
             way = torch.from_numpy(self.taken(visits)).double() * self.learning_rate(visits.round)
-            over, rises = on_device(way.to(task.dtype), task.device), {}
+            rises = {}
             for name, (change, _) in ((name, sent) for name, sent in message.items() if name != "loss"):
                 control = CONTROL + name
-                rise = -change / column(over, change) - shared[control]
+                rise = -change / factors(way, change) - shared[control]
                 rises[RISE + name], after[control] = (rise, one), personal[control] + rise
             yield {**message, **rises}
         return after

@@ -21,28 +21,20 @@ that nobody has sent and that the method leaves as it was does not move, and its
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from hpcfl.algorithms.wrapped import Wrapper, wrapped
+from hpcfl.algorithms.base import Algorithm, Extras, Model, ServerState, Sums, Task
+from hpcfl.algorithms.wrapped import Wrapper, without, wrapped
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.device_copy import on_device
 from hpcfl.base.errors import UsageError, no_meaning, refusal
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
+from hpcfl.schedule.doubling import Doubling
 from hpcfl.sums.message import moved
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor
-
-    from hpcfl.algorithms.base import Algorithm, Extras, ServerState
-    from hpcfl.learning.task import Task
-    from hpcfl.models import Model
-    from hpcfl.schedule.doubling import Doubling
-    from hpcfl.sums.message import Sums
 
 PLAIN = "momentum", "nesterov"
 ADAPTIVE = "adam", "yogi", "adagrad"
@@ -159,27 +151,22 @@ class _Stepping(Wrapper):
 
     def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
         moments = {name: value for name, value in state.extras.items() if name.startswith((M, V))}
-        rest = {name: value for name, value in state.extras.items() if name not in moments}
-        after = super().step(task, replace(state, extras=rest), sums)
+        after = super().step(task, replace(state, extras=without(state.extras, moments)), sums)
         shared = dict(after.shared)
         for name in (each.removeprefix(M) for each in moments if each.startswith(M)):
             before, proposed, m, v = state.shared[name], after.shared[name], moments[M + name], moments.get(V + name)
             change, wide = proposed.double() - before.double(), None if v is None else v.double()
             step, first, second = self.optimizer_of_server.stepped(change, m.double(), wide)
-            stays = _stays(sums, name, before, proposed)
+            idle = proposed == before
+            stays: Tensor | None = idle  # which coordinates nobody has sent and the method leaves as they were
+            if name in sums and sums.weight(name):
+                holders = sums.holders(name)
+                stays = None if holders is None else on_device(holders == 0, before.device) & idle
             shared[name] = _unless(stays, before, moved(before, step))
             moments[M + name] = _unless(stays, m, first.to(m))
             if v is not None and second is not None:
                 moments[V + name] = _unless(stays, v, second.to(v))
         return replace(after, shared=shared, extras={**after.extras, **moments})
-
-
-def _stays(sums: Sums, name: str, before: Tensor, proposed: Tensor) -> Tensor | None:
-    """Return which coordinates nobody has sent and the method leaves as they were, bool; None: none."""
-    if name not in sums or not sums.weight(name):
-        return proposed == before
-    holders = sums.holders(name)
-    return None if holders is None else on_device(holders == 0, before.device) & (proposed == before)
 
 
 def _unless(stays: Tensor | None, old: Tensor, new: Tensor) -> Tensor:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
+from hpcfl.algorithms.base import Algorithm, Floats, Participation
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.errors import UsageError, no_meaning
-
-if TYPE_CHECKING:
-    from hpcfl.algorithms.base import Algorithm
-    from hpcfl.base.types import Floats
-    from hpcfl.schedule.participation import Participation
 
 
 class Weighting(ConfigBase):

@@ -6,17 +6,13 @@ another. `Config.method` says which stand around a run's method, and in which or
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.base import Algorithm, Client, Message, State
 
 if TYPE_CHECKING:
-    from hpcfl.algorithms.base import Client
-    from hpcfl.base.types import State
-    from hpcfl.sums.message import Message
-
     Wrapper = Algorithm
 else:
     Wrapper = object  # the method comes after it among the bases
@@ -35,6 +31,11 @@ def _class(wrapper: type, method: type[Algorithm], held: tuple[tuple[str, Any], 
     for name, value in held:
         setattr(made, name, value)
     return made
+
+
+def without(state: Mapping[str, Any], names: Container[str]) -> dict[str, Any]:
+    """Return a state without what has some names."""
+    return {name: value for name, value in state.items() if name not in names}
 
 
 def changed(work: Client, change: Callable[[Message], Message]) -> Client:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hpcfl.base.lazy import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from hpcfl.base.lazy import Tensor, torch
 
 
 def on_device(value: Tensor, device: torch.device) -> Tensor:

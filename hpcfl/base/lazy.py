@@ -36,8 +36,10 @@ if TYPE_CHECKING:
     import torch as torch
     import xarray as xarray
     from mpi4py import MPI as MPI
+    from torch import Tensor as Tensor
 else:
     MPI, pandas, torch, xarray = map(Lazy, ("mpi4py.MPI", "pandas", "torch", "xarray"))
+    Tensor = Any  # for annotations, which nobody evaluates
 
 
 def no_grad(function: Callable[P, T]) -> Callable[P, T]:

@@ -146,16 +146,6 @@ def is_installed(file: Path) -> bool:
     return any(file.is_relative_to(root) for root in _ROOTS)
 
 
-def _check_guarded(file: Path) -> None:
-    """Raise ImportError where a file is in a folder that is guarded, and is not one of those that may be loaded."""
-    folders = [folder for folder in _guarded if file.is_relative_to(folder)]
-    if not folders or is_installed(file) or not file.is_file():
-        return
-    digest = sha256(file.read_bytes()).hexdigest()
-    if digest not in _guarded[max(folders, key=lambda folder: len(folder.parts))]:
-        raise ImportError(f"'{file}' (SHA-256 {digest[:12]}…) has not run here: {ASK}")
-
-
 def renew() -> None:
     """Forget modules whose files have changed since they were loaded, and those that import them.
 
@@ -252,8 +242,12 @@ class _Finder:
         spec = PathFinder.find_spec(name, path, target)
         if spec is None or spec.origin is None:
             return spec
-        if _guarded:
-            _check_guarded(Path(spec.origin).resolve())
+        file = Path(spec.origin).resolve() if _guarded else Path(spec.origin)
+        folders = [folder for folder in _guarded if file.is_relative_to(folder)]
+        if folders and not is_installed(file) and file.is_file():
+            digest = sha256(file.read_bytes()).hexdigest()
+            if digest not in _guarded[max(folders, key=lambda folder: len(folder.parts))]:
+                raise ImportError(f"'{file}' (SHA-256 {digest[:12]}…) has not run here: {ASK}")
         if type(spec.loader) is not SourceFileLoader:
             return spec
         if _is_users(name, Path(spec.origin)):

@@ -111,21 +111,17 @@ def callable_of(spec: str, key: str, found: Any, kind: str, base: type | None = 
     where, module = f"{key} = '{spec}'", spec.partition(":")[0]
     if not callable(found):
         raise UsageError(f"{where}: expected {kind}, got {found!r:.80}")
-    if not _users(module) and not (base is not None and isinstance(found, type) and issubclass(found, base)):
+    file = file_of(module)
+    below = [file.relative_to(place) for place in map(Path.resolve, places()) if file.is_relative_to(place)]
+    users = not file.is_relative_to(LIBRARY) and any(not INSTALLED & {*path.parts} for path in below)
+    if not users and not (base is not None and isinstance(found, type) and issubclass(found, base)):
         kinds = f"a class derived from {base.__module__}.{base.__qualname__}, or " if base is not None else ""
         raise UsageError(
-            f"{where}: a config calls no function of what is installed ({file_of(module)}): expected {kinds}a function "
+            f"{where}: a config calls no function of what is installed ({file}): expected {kinds}a function "
             "that calls it, of a file in the working directory or beside the config"
         )
     made: Callable[..., Any] = found
     return made
-
-
-def _users(module: str) -> bool:
-    """Whether a module that is loaded lies below one of the `places`, and is not installed there."""
-    file = file_of(module)
-    below = [file.relative_to(place) for place in map(Path.resolve, places()) if file.is_relative_to(place)]
-    return not file.is_relative_to(LIBRARY) and any(not INSTALLED & {*path.parts} for path in below)
 
 
 @contextmanager

@@ -30,21 +30,16 @@ def lookup(package: str, base: type[C], name: str, key: str, by: str = "name") -
     """
     if ":" in name:
         return plugin(name, base, key, by)
-    for module in _likely(package, name):
-        if found := _defined(module, base, by).get(name):
-            return found
-    raise UsageError(f"{key}: no '{name}'{did_you_mean(name, registered(package, base, by))}")
-
-
-def _likely(package: str, name: str) -> list[str]:
-    """Return the modules of `package`, those first that are called or have in quotes `name`: the rest is not loaded."""
 
     def unlike(module: pkgutil.ModuleInfo) -> bool:
         file = Path(getattr(module.module_finder, "path", "")) / f"{module.name}.py"
         return module.name != name and not (file.is_file() and f'"{name}"' in file.read_text(encoding="utf-8"))
 
-    modules = sorted(pkgutil.iter_modules(import_module(package).__path__), key=unlike)
-    return [f"{package}.{module.name}" for module in modules]
+    # those first that are called so or have the name in quotes: the rest is not loaded
+    for module in sorted(pkgutil.iter_modules(import_module(package).__path__), key=unlike):
+        if found := _defined(f"{package}.{module.name}", base, by).get(name):
+            return found
+    raise UsageError(f"{key}: no '{name}'{did_you_mean(name, registered(package, base, by))}")
 
 
 def _defined(module: str, base: type[C], by: str) -> dict[str, type[C]]:

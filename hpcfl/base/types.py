@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from hpcfl.base.lazy import Tensor
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Shape = tuple[int, ...]
 """Shape of one sample's features."""
 
-State = dict[str, "Tensor"]
+State = dict[str, Tensor]
 """Named tensors: the server's shared state, or a chunk's personal state with a leading client axis."""
 
 Computing = Literal["fused", "vmapped", "looped"]

@@ -11,22 +11,15 @@ from functools import cached_property
 from math import isfinite
 from pathlib import Path
 from types import GeneratorType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-from hpcfl.algorithms import Algorithm, ServerState
+from hpcfl.algorithms.base import Algorithm, Block, Client, Layout, Message, ServerState, Sums, Task, Visits
+from hpcfl.algorithms.wrapped import changed as each_changed
 from hpcfl.base.blame import place, place_of
 from hpcfl.base.errors import RunError, in_place, listed
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.loaded import is_of_user
 from hpcfl.base.types import State
-from hpcfl.learning.batches import Visits
-from hpcfl.learning.task import Task
-from hpcfl.sums.message import Block, Layout, Message, Sums
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.algorithms.base import Client
 
 Marks = list[tuple[str, "Tensor", int]]
 """Tensors by what they are called, and the versions that they were at."""
@@ -90,45 +83,33 @@ class Border:
         given = {f"'{name}' of the shared state": value for name, value in shared.items()}
         marks = marked(given | samples_of(task, visits))
         kept, seen, when = like(personal), set[str](), f"in round {visits.round}"
-        while True:
-            try:
-                message = next(work)
-            except StopIteration as end:
-                after: State = end.value
-                break
-            if wrong := self._wrong(message, seen, len(visits.clients), when):
-                self.refuse(f"client sent {wrong}", work)
-            seen |= message.keys()
-            yield message
+
+        def judged(message: Message) -> Message:
+            if not isinstance(message, Mapping):
+                self.refuse(f"client sent {kind(message)} {when}, expected {{block: (value, weight)}}", work)
+            for name, part in message.items():
+                if name not in self._blocks:
+                    self.refuse(f"client sent {name!r:.80} {when}; its blocks are {listed(self._blocks)}", work)
+                if name in seen:
+                    self.refuse(f"client sent '{name}' twice {when}", work)
+                if wrong := misfit(self._blocks[name], part, len(visits.clients)):
+                    self.refuse(f"client sent '{name}' {when}: {wrong}", work)
+            seen.update(message)
+            return message
+
+        after = yield from each_changed(work, judged)
         if wrong := changed(marks):
             self.refuse(f"client {when}: {wrong}")
-        if lost := [name for name in self._expected(visits) if name not in seen]:
+        some = self.algorithm.sends(visits.round)
+        may_lack = visits.closed is not None or (self.algorithm.layerwise and visits.depth[0] > 1)  # is cut short
+        missing = [name for name in self._blocks if name not in seen and (some is None or name in some)]
+        if lost := [] if may_lack else missing:
             self.refuse(f"client sent no {listed(map(repr, lost))} {when}; its blocks are {listed(self._blocks)}")
         if not isinstance(after, Mapping):
             self.refuse(f"client returned {kind(after)} {when}, expected its personal state, tensors by name")
         if wrong := differing(kept, like(after)):
             self.refuse(f"client {when}: personal state {wrong}")
         return after
-
-    def _expected(self, visits: Visits) -> list[str]:
-        """Return the names of the blocks that all of them must have sent: none where visits may be cut short."""
-        if visits.closed is not None or (self.algorithm.layerwise and visits.depth[0] > 1):
-            return []
-        some = self.algorithm.sends(visits.round)
-        return [name for name in self._blocks if some is None or name in some]
-
-    def _wrong(self, message: Message, seen: set[str], clients: int, when: str) -> str:
-        """Return what is wrong with a message, "" if nothing is."""
-        if not isinstance(message, Mapping):
-            return f"{kind(message)} {when}, expected {{block: (value, weight)}}"
-        for name, part in message.items():
-            if name not in self._blocks:
-                return f"{name!r:.80} {when}; its blocks are {listed(self._blocks)}"
-            if name in seen:
-                return f"'{name}' twice {when}"
-            if wrong := misfit(self._blocks[name], part, clients):
-                return f"'{name}' {when}: {wrong}"
-        return ""
 
 
 def misfit(block: Block | None, part: Any, clients: int) -> str:

@@ -17,14 +17,12 @@ import numpy as np
 
 from hpcfl import store
 from hpcfl.base.lazy import torch
-from hpcfl.base.types import Ints
-from hpcfl.mpi.transport import arrays, as_chunk
+from hpcfl.mpi.transport import Saved, arrays, as_chunk
 
 if TYPE_CHECKING:
     from hpcfl.engine.job import Job, Progress
     from hpcfl.engine.record import Recorder
     from hpcfl.engine.rounds import Rounds
-    from hpcfl.mpi.transport import Saved
 
 FAILURE_SECONDS = 30.0  # how long a rank that fails waits for the checkpoint under way: it ends all ranks then
 
@@ -86,28 +84,25 @@ class Saver:
             homes = self.rounds.homes if self.job.personal_bytes else np.zeros(0, dtype=np.int64)
             writers = set(homes.tolist())
             self.path = self.folder / "checkpoints" / f"round-{now.round:06d}"
-            work = partial(self._write, now.round, personal, writers, self._server(now, homes, scores))
+            server = None
+            if self.recorder is not None:
+                state = store.Checkpoint(
+                    now.round,
+                    _copied(now.shared),
+                    clock=now.clock | now.stage.numbers(),
+                    memory=_copied(now.norms.saved() | now.flights.saved() | now.watch.saved()),
+                    stale=dict(self.rounds.stale),
+                    extras=_copied(now.extras),
+                    served={version: _copied(state) for version, state in now.served.items()},
+                )
+                server = {"state": state, "homes": homes, "score": self.job.config.checkpoint.score(scores)}
+            work = partial(self._write, now.round, personal, writers, server)
             if self.recorder is not None:
                 now.saved = self.path
                 self.recorder.stale(now.round, self.rounds.stale)
             if self.recorder is not None or self.rank in writers:
                 self.under_way = begun(work)
         self.waited += time.perf_counter() - start
-
-    def _server(self, now: Progress, homes: Ints, scores: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return copies of what the server holds, for `store.write_server`; None on other ranks."""
-        if self.recorder is None:
-            return None
-        state = store.Checkpoint(
-            now.round,
-            _copied(now.shared),
-            clock=now.clock | now.stage.numbers(),
-            memory=_copied(now.norms.saved() | now.flights.saved() | now.watch.saved()),
-            stale=dict(self.rounds.stale),
-            extras=_copied(now.extras),
-            served={version: _copied(state) for version, state in now.served.items()},
-        )
-        return {"state": state, "homes": homes, "score": self.job.config.checkpoint.score(scores)}
 
     def _write(
         self, round: int, personal: list[Saved], writers: Collection[int], server: Mapping[str, Any] | None
@@ -201,11 +196,8 @@ def begun(work: Callable[[], Written | None]) -> Future[Written | None]:
 
 def _copied(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return tensors, arrays, numbers and strings as arrays, numbers and strings that nothing else changes."""
-    return {name: value if isinstance(value, str) else _array(value) for name, value in state.items()}
-
-
-def _array(value: Any) -> Any:
-    return np.array(value.cpu().numpy() if hasattr(value, "cpu") else value)
+    here = {name: value.cpu().numpy() if hasattr(value, "cpu") else value for name, value in state.items()}
+    return {name: value if isinstance(value, str) else np.array(value) for name, value in here.items()}
 
 
 def restored(likes: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,24 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from hpcfl.algorithms.base import Algorithm, Client, Message, Task, Visits
 from hpcfl.algorithms.local_sgd import LocalTraining
 from hpcfl.base.device_copy import memory_of
 from hpcfl.base.lazy import torch
 from hpcfl.base.memory import LARGEST_BYTES, last_level_cache
-from hpcfl.base.types import Ints, State
+from hpcfl.base.types import State
 from hpcfl.engine.hangs import Moves
 from hpcfl.engine.uneven import Sent, Work, collected, told, visited
-from hpcfl.learning.batches import Visits
 from hpcfl.mpi.placement import Chunk
-
-if TYPE_CHECKING:
-    from hpcfl.algorithms.base import Algorithm, Client
-    from hpcfl.learning.task import Task
-    from hpcfl.sums.message import Message
 
 CACHE_SHARE = 4  # a bundle's models take at most this part of the last-level cache, which others use too;
 SHARED = 2  # where several threads compute them, this one: they wait for each other after each operation
@@ -120,12 +115,14 @@ class Bundles:
         """Yield `work` in fillings of so many visits."""
         filling: list[Part] = []
         for part in parts:
-            rows, start = np.arange(len(part.visits.clients)), 0
-            while start < len(rows):
+            count, start = len(part.visits.clients), 0
+            while start < count:
                 room = width - sum(len(each.visits.clients) for each in filling)
-                filling.append(_rows(part, rows[start : start + room]))
+                own = slice(start, min(start + room, count))
+                personal = {name: value[own] for name, value in part.personal.items()}
+                filling.append(Part(part.chunk, personal, part.visits.of(np.arange(count)[own])))
                 start += room
-                if start <= len(rows):
+                if start <= count:
                     yield self._filled(shared, filling)
                     filling = []
         if filling:
@@ -151,7 +148,10 @@ class Bundles:
                 yield bundle, kind
                 bundle, count = [], len(part.visits.clients)
             if not bundle:
-                kind, most = own, min(self._most(part.visits), self._widest.get(own, MOST)) if own else 0
+                samples, shape = int(part.visits.samples.max()), self.task.federation.shapes[part.visits.clients[0]]
+                step = self.algorithm.samples_per_step(samples) * int(np.prod(shape)) * self.task.dtype.itemsize
+                fitting = min(MOST, self.bytes // max(step, self.task.nbytes))  # no tensor is too large then
+                kind, most = own, min(fitting, self._widest.get(own, MOST)) if own else 0
             bundle.append(part)
         if bundle:
             yield bundle, kind
@@ -167,12 +167,6 @@ class Bundles:
         kind = frozenset(zip(visits.samples.tolist(), steps.tolist())), self.kinds[int(visits.clients[0])]
         alone = timed or len(visits.clients) < FEWEST or not self._same.get((len(visits.clients), kind), True)
         return None if alone else kind
-
-    def _most(self, visits: Visits) -> int:
-        """Return how many clients may be computed at once: those of which no tensor is too large."""
-        samples, shape = int(visits.samples.max()), self.task.federation.shapes[int(visits.clients[0])]
-        step = self.algorithm.samples_per_step(samples) * int(np.prod(shape)) * self.task.dtype.itemsize
-        return min(MOST, self.bytes // max(step, self.task.nbytes))
 
     def _at_once(self, shared: State, bundle: Sequence[Part], kind: Kind) -> tuple[Part, Sent, list[Sent]] | None:
         """Do all visits; return them, what they have sent, and that part by part; None where it would change a bit."""
@@ -208,14 +202,6 @@ class Bundles:
         visits = replace(each[0], **joined, steps=np.concatenate(steps) if steps else None)
         personal = {name: torch.cat([part.personal[name] for part in bundle]) for name in bundle[0].personal}
         return Part(bundle[0].chunk, personal, visits)
-
-
-def _rows(part: Part, rows: Ints) -> Part:
-    """Return some of the visits of a part."""
-    if len(rows) == len(part.visits.clients):
-        return part
-    own = slice(int(rows[0]), int(rows[-1]) + 1)
-    return Part(part.chunk, {name: value[own] for name, value in part.personal.items()}, part.visits.of(rows))
 
 
 def rows_of(sent: Sent, rows: slice) -> Sent:

@@ -69,7 +69,13 @@ def watched(
             place, waits = standing(thread)
             if not waits or (rank == 0 and not waits_in_words):
                 told = now
-                print(f"hpcfl: {_line(moves, now - since, place, waits, rank, ranks)}", file=sys.stderr, flush=True)
+                who = f"rank {rank} of {ranks}: " if ranks > 1 else ""
+                when = "before the first round" if moves.round < 0 else f"in round {moves.round}"
+                clients = [] if moves.clients is None or waits else moves.clients.tolist()
+                whose = f", client{'s' * (len(clients) > 1)} {listed(clients)}" if clients else ""
+                what = "it waits for other ranks; those that compute say where" if waits else place
+                line = f"{who}nothing has moved for {now - since:.1f} s {when}{whose}: {what}"
+                print(f"hpcfl: {line}", file=sys.stderr, flush=True)
 
     watch = threading.Thread(target=look, name="hpcfl watch", daemon=True)
     watch.start()
@@ -80,23 +86,21 @@ def watched(
         watch.join()
 
 
-def _line(moves: Moves, seconds: float, place: str, waits: bool, rank: int, ranks: int) -> str:
-    who = f"rank {rank} of {ranks}: " if ranks > 1 else ""
-    when = "before the first round" if moves.round < 0 else f"in round {moves.round}"
-    clients = [] if moves.clients is None or waits else moves.clients.tolist()
-    whose = f", client{'s' * (len(clients) > 1)} {listed(clients)}" if clients else ""
-    what = "it waits for other ranks; those that compute say where" if waits else place
-    return f"{who}nothing has moved for {seconds:.1f} s {when}{whose}: {what}"
-
-
 def standing(thread: int) -> tuple[str, bool]:
     """Return where a thread is, by file, line and function, and whether it waits there for other ranks.
 
     If code of the user's runs, in this thread or in the worker's, it is the innermost line of that.
     """
+
+    def stack(frame: FrameType | None) -> Iterator[FrameType]:
+        """Yield frames from the innermost one up to what has started the run."""
+        while frame is not None and frame.f_globals.get("__name__") != "hpcfl.launch.run":
+            yield frame
+            frame = frame.f_back
+
     frames = sys._current_frames()
     workers = [each.ident for each in threading.enumerate() if each.name == "hpcfl worker"]
-    stacks = [list(_stack(frames[each])) for each in (thread, *workers) if each in frames]
+    stacks = [list(stack(frames[each])) for each in (thread, *workers) if each in frames]
     for frame in (frame for stack in stacks for frame in stack):
         if not is_installed(Path(frame.f_code.co_filename).resolve()) and Path(frame.f_code.co_filename).exists():
             return _named(frame), False
@@ -105,13 +109,6 @@ def standing(thread: int) -> tuple[str, bool]:
     own = stacks[0]
     waits = any(frame.f_globals.get("__name__", "").startswith(WAITS) for frame in own)
     return _named(own[0]), waits
-
-
-def _stack(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield frames from the innermost one up to what has started the run."""
-    while frame is not None and frame.f_globals.get("__name__") != "hpcfl.launch.run":
-        yield frame
-        frame = frame.f_back
 
 
 def _named(frame: FrameType) -> str:

@@ -9,16 +9,12 @@ bit.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from hpcfl.algorithms import IteratedReduction
+from hpcfl.algorithms.base import Block, IteratedReduction, Message, Sums
 from hpcfl.base.device_copy import on_host
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.types import State
-from hpcfl.sums.message import Block, ExactSums, Message, Sums
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from hpcfl.sums.message import ExactSums
 
 
 class Responses(ExactSums):

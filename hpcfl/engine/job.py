@@ -11,8 +11,7 @@ from threading import Event
 
 import numpy as np
 
-from hpcfl.algorithms import Algorithm, IteratedReduction
-from hpcfl.algorithms.base import Extras
+from hpcfl.algorithms.base import Algorithm, Block, Extras, IteratedReduction, Layout, Task, Visits
 from hpcfl.base.blame import blaming
 from hpcfl.base.device_copy import on_host
 from hpcfl.base.errors import refusal
@@ -26,10 +25,9 @@ from hpcfl.engine.chunk_batches import Bundles
 from hpcfl.engine.hangs import Moves
 from hpcfl.engine.uneven import evenly
 from hpcfl.learning import batchnorm
-from hpcfl.learning.batches import Visits
 from hpcfl.learning.evaluate import client_finite, client_objectives, client_sums
+from hpcfl.learning.optim import stacked as stacked
 from hpcfl.learning.slots import Slots
-from hpcfl.learning.task import Task
 from hpcfl.mpi.placement import Chunk, check_width, chunk_size, cut
 from hpcfl.mpi.transport import Personal
 from hpcfl.schedule.doubling import Stage
@@ -37,7 +35,7 @@ from hpcfl.schedule.plan import Plan
 from hpcfl.schedule.planner import Flights, Planner
 from hpcfl.sums.guard import Norms, RunGuard, Watch
 from hpcfl.sums.layers import Layers
-from hpcfl.sums.message import Arrived, Block, Layout
+from hpcfl.sums.message import Arrived
 
 FILLING_BYTES = 2**28  # of models, and of a step's samples: from there on a large GPU's memory is busy
 MOST = 1024  # visits of a filling: more gain nothing
@@ -367,8 +365,3 @@ class Job:
 def kinds(algorithm: Algorithm, task: Task) -> list[tuple[Shape, int]]:
     """Return for each client what those that are computed together have in common: shapes of features and parts."""
     return list(zip(task.federation.shapes, algorithm.holds(task).tolist()))
-
-
-def stacked(states: list[State]) -> State:
-    """Return the clients' states with a leading client axis."""
-    return {name: torch.stack([state[name] for state in states]) for name in states[0]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hpcfl.algorithms import ServerState
+from hpcfl.algorithms.base import ServerState
 from hpcfl.base.errors import Diverged, Interrupted, LearntNothing, Stopped
 from hpcfl.base.lazy import torch
 from hpcfl.base.types import Floats
@@ -69,7 +69,10 @@ def step(job: Job, now: Progress, record: Record, plan: Plan) -> None:
     rate = job.algorithm.learning_rate(now.round)
     record.signal = job.config.doubling.signal(before, now.shared, sums, rate)
     with record.phase("server"):
-        record.note_metrics(job.algorithm, job.task, state)
+        record.metrics, record.warnings = (
+            job.algorithm.metrics(job.task, state),
+            job.algorithm.warnings(job.task, state),
+        )
     told = "loss" in sums and sums.weight("loss") > 0
     loss = sums.mean("loss") if told else torch.zeros(())
     record.broken, moved, number = job.guard.stepped(before, now.shared, loss)

@@ -33,7 +33,12 @@ class Reporter:
     def round(self, done: int, row: Mapping[str, Any]) -> None:
         """Tell of one round; in a log only where it was evaluated."""
         if "client_test_loss" in row:
-            self.text, self.short = describe(row, self.clock), plain(tested(row))
+            known, invited = tested(row), int(np.sum(row["cohort"]))
+            self.short = plain(known)
+            known += f"objective {row['objective']:.6g}  " if "objective" in row else ""
+            loss = f"loss {row['loss']:.4f}  " if "loss" in row else "void  " if invited else ""
+            arrived = f"{int(np.sum(row['arrived']))}/{invited} arrived" if invited else "nobody invited"
+            self.text = f"{known}{loss}{arrived}  {self.clock} {row['sim_seconds']:.1f} s"
         if self.bar is not None:
             self.bar.update(self.task, completed=done, description=self.short)
         elif not self.quiet and "client_test_loss" in row:
@@ -59,13 +64,3 @@ def tested(row: Mapping[str, Any]) -> str:
         if not np.isnan(row[name]):
             said.append(f"{name} {row[name]:.4f}  ")
     return "".join(said)
-
-
-def describe(row: Mapping[str, Any], clock: str) -> str:
-    known = tested(row)
-    invited = int(np.sum(row["cohort"]))
-    if "objective" in row:
-        known += f"objective {row['objective']:.6g}  "
-    loss = f"loss {row['loss']:.4f}  " if "loss" in row else "void  " if invited else ""
-    arrived = f"{int(np.sum(row['arrived']))}/{invited} arrived" if invited else "nobody invited"
-    return f"{known}{loss}{arrived}  {clock} {row['sim_seconds']:.1f} s"

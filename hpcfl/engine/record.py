@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,9 +27,6 @@ from hpcfl.sums.guard import Rejection
 from hpcfl.sums.message import Sums
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hpcfl.algorithms import Algorithm, ServerState
     from hpcfl.data import Federation
     from hpcfl.engine.job import Job
     from hpcfl.engine.progress import Reporter
@@ -128,11 +126,6 @@ class Record:
         phases.begin()
         return cls(time.perf_counter(), phases)
 
-    def measure_norms(self, clients: int, limits: Floats | None) -> None:
-        """Measure the messages' norms, if there are limits to them."""
-        if limits is not None:
-            self.limits, self.norms = limits, np.zeros((clients, len(limits)))
-
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
         """Measure a part of the round, without the parts of it that are measured by themselves."""
@@ -145,17 +138,9 @@ class Record:
     def phase(self, name: str) -> AbstractContextManager[None]:
         return self.phases.phase(name)
 
-    def note_metrics(self, algorithm: Algorithm, task: Task, state: ServerState) -> None:
-        self.metrics, self.warnings = algorithm.metrics(task, state), algorithm.warnings(task, state)
-
     def elapsed(self) -> float:
         """Wall-clock seconds since the round began."""
         return time.perf_counter() - self.start
-
-    def count_bytes(self, transport: Transport) -> None:
-        """Note the bytes that the round itself has moved."""
-        sent, received = transport.count()
-        self.wire = received, sent
 
     def gather(self, transport: Transport, reason: str = "", visits: int = 0) -> str:
         """Bring together what all ranks have measured, and rejected of so many `visits` of the round at most.

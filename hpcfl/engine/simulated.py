@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 
-from hpcfl.algorithms import IteratedReduction
+from hpcfl.algorithms.base import IteratedReduction, Message, Visits
 from hpcfl.base.device_copy import on_device
 from hpcfl.base.lazy import torch
 from hpcfl.base.types import Floats, Ints, State
@@ -17,15 +16,13 @@ from hpcfl.engine.iterated import blank, iterate, keep
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.record import Record, released
 from hpcfl.engine.rounds import Rounds
+from hpcfl.engine.uneven import drained as drained
 from hpcfl.engine.uneven import evenly
 from hpcfl.learning import batchnorm
-from hpcfl.learning.batches import Visits
 from hpcfl.mpi.placement import Chunk
 from hpcfl.mpi.transport import Alone, Personal, Saved, Transport, arrays
-from hpcfl.schedule.plan import Arrivals, Plan
-from hpcfl.sums.message import ExactSums, Message
-
-R = TypeVar("R")
+from hpcfl.schedule.plan import Plan
+from hpcfl.sums.message import ExactSums
 
 
 class Simulated(Rounds):
@@ -82,7 +79,8 @@ class Simulated(Rounds):
             now.served[now.round] = now.shared
             sums.arrived = now.arrived(plan) if self.serves else None
         kept: list[Message] = []
-        record.measure_norms(self.job.config.clients, self.job.guard.limits(now.norms))
+        if (limits := self.job.guard.limits(now.norms)) is not None:
+            record.limits, record.norms = limits, np.zeros((self.job.config.clients, len(limits)))
         with record.timed("compute_seconds"):
             self._between(now)
             for part in plan.parts():
@@ -95,18 +93,15 @@ class Simulated(Rounds):
             sums = self.transport.close(sums)
         if self.job.iterated is not None:
             sums.iterated = self._iterated(self.job.iterated, now.shared, kept, record)
-        record.count_bytes(self.transport)
+        sent, received = self.transport.count()
+        record.wire = received, sent
         if plan.arrivals is not None:
-            now.served = {v: now.served[v] for v in self._held(plan.arrivals) if v in now.served}
+            own = plan.arrivals.served
+            if not self.serves:  # those states that its own clients have in their hands
+                hosted = np.concatenate([chunk.clients for chunk in self.mine])
+                own = own[np.isin(plan.arrivals.waiting, hosted)]
+            now.served = {v: now.served[v] for v in {*own.tolist()} if v in now.served}
         return plan, sums if self.serves else ExactSums(())
-
-    def _held(self, arrivals: Arrivals) -> set[int]:
-        """Return the rounds whose states this rank needs: its own clients have them in their hands, or it serves."""
-        own = arrivals.served
-        if not self.serves:
-            hosted = np.concatenate([chunk.clients for chunk in self.mine])
-            own = own[np.isin(arrivals.waiting, hosted)]
-        return set(own.tolist())
 
     def _between(self, now: Progress) -> None:
         """Let all clients do what they do when a round has ended, but those that are held out."""
@@ -233,13 +228,3 @@ def _parts(job: Job, plan: Plan, chunks: Iterable[Chunk], now: Progress) -> Iter
 def _take(add: Callable[[Message], None], kept: Message, message: Message) -> None:
     add(message)
     keep(message, kept)
-
-
-def drained(client: Generator[Message, None, R], take: Callable[[Message], None]) -> R:
-    """Hand every message to `take` and return what the generator returns."""
-    while True:
-        try:
-            take(next(client))
-        except StopIteration as end:
-            result: R = end.value
-            return result

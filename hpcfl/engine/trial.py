@@ -7,30 +7,24 @@ from copy import copy
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
-from hpcfl.algorithms import ServerState
+from hpcfl.algorithms.base import Message, ServerState, Task, Visits
 from hpcfl.base.blame import blaming, place_of
 from hpcfl.base.errors import RunError, in_place, listed
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.config import Config
 from hpcfl.data import Federation
 from hpcfl.engine.border import differing, kind, like, samples_of
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.uneven import Sent, collected
 from hpcfl.learning import build
-from hpcfl.learning.batches import Visits
 from hpcfl.learning.evaluate import server_scores
-from hpcfl.learning.task import Task
 from hpcfl.models.modules import tracing
 from hpcfl.sums.guard import METRIC
-from hpcfl.sums.message import Arrived, ExactSums, Message
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from hpcfl.sums.message import Arrived, ExactSums
 
 AT_ONCE = 32  # samples of the batch on which model and loss are tried
 SMALL = 2**26  # bytes of data that may be made twice

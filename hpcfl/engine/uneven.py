@@ -11,21 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hpcfl.algorithms.base import Client, Message, Task, Visits
 from hpcfl.base.device_copy import on_device
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.types import Ints, State
-from hpcfl.learning.batches import Uneven, Visits
-from hpcfl.learning.task import Task
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.algorithms.base import Client
-    from hpcfl.sums.message import Message
+from hpcfl.learning.batches import Uneven
 
 Work = Callable[[Task, State, State, Visits], "Client"]
 """What `Algorithm.client` is."""
@@ -63,19 +56,15 @@ def _apart(compute: Callable[[State, Visits], Sent], task: Task, personal: State
         places = on_device(torch.from_numpy(rows), task.device)
         own = {name: value[places] for name, value in personal.items()}
         parts.append(_apart(compute, task, own, visits.of(rows)))
-    return _joined(groups, parts)
-
-
-def _joined(groups: Sequence[Ints], parts: Sequence[Sent]) -> Sent:
-    """Put together what visits at some rows of a chunk have sent and kept; of a block the first rows may be sent."""
+    # what they have sent and kept is put together; of a block the first rows may be sent
     messages: list[Message] = []
     for sent in zip_longest(*(messages for messages, _ in parts), fillvalue={}):
-        found = {}
+        joined = {}
         for name in dict.fromkeys(name for message in sent for name in message):
             there = [(rows, *message[name]) for rows, message in zip(groups, sent) if name in message]
-            rows, values, weights = zip(*((rows[: len(weight)], value, weight) for rows, value, weight in there))
-            found[name] = _in_order(rows, values), _in_order(rows, weights)
-        messages.append(found)
+            which, values, weights = zip(*((rows[: len(weight)], value, weight) for rows, value, weight in there))
+            joined[name] = _in_order(which, values), _in_order(which, weights)
+        messages.append(joined)
     state = {name: _in_order(groups, [after[name] for _, after in parts]) for name in parts[0][1]}
     return messages, state
 
@@ -88,11 +77,17 @@ def _in_order(rows: Sequence[Ints], values: Sequence[Tensor]) -> Tensor:
 def collected(work: Client) -> Sent:
     """Let visits take place; return all that they send, and their state afterwards."""
     messages: list[Message] = []
+    return messages, drained(work, messages.append)
+
+
+def drained(client: Client, take: Callable[[Message], None]) -> State:
+    """Hand every message to `take` and return what the generator returns."""
     while True:
         try:
-            messages.append(next(work))
+            take(next(client))
         except StopIteration as end:
-            return messages, end.value
+            result: State = end.value
+            return result
 
 
 def told(sent: Sent) -> Client:

@@ -4,12 +4,9 @@ from typing import TYPE_CHECKING
 
 from hpcfl.base.lazy import Lazy
 
+__all__ = ["batchnorm", "build", "derivatives", "fused"]
+
 if TYPE_CHECKING:
-    from hpcfl.learning import batchnorm as batchnorm
-    from hpcfl.learning import build as build
-    from hpcfl.learning import derivatives as derivatives
-    from hpcfl.learning import fused as fused
+    from hpcfl.learning import batchnorm, build, derivatives, fused
 else:
-    batchnorm, build, derivatives, fused = (
-        Lazy(f"{__name__}.{name}") for name in ("batchnorm", "build", "derivatives", "fused")
-    )
+    batchnorm, build, derivatives, fused = (Lazy(f"{__name__}.{name}") for name in __all__)

@@ -6,18 +6,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from threading import Event
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
 from hpcfl.base.device_copy import on_device, refill
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.rng import StepKey, keyed_in_turn
 from hpcfl.base.types import Floats, Ints, State
 from hpcfl.learning.samples import Samples
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PHASE_STEPS = 2**32  # more steps than a phase of a visit has
 PHASES = 2**16  # more phases than a visit has

@@ -18,7 +18,7 @@ from hpcfl.base.types import Computing, Shape, State
 from hpcfl.data import Federation
 from hpcfl.data.absent import Absent
 from hpcfl.data.base import Piece
-from hpcfl.learning.config import TaskConfig
+from hpcfl.learning.config import Buffers, TaskConfig
 from hpcfl.learning.initial_values import InitialFile
 from hpcfl.learning.loss import PerSample, class_axis
 from hpcfl.models import Model, ModuleModel
@@ -56,11 +56,10 @@ def units(
             hook = module.register_forward_pre_hook(partial(unpacked, federation.pieces)) if shapes else None
             found = examined(module, x, where, computing, device)
             whole = Whole(model.name, module.to(device), found, kind.buffers in ("keep", "static"), hook)
-            if kind.buffers == "static":
-                _check_normal(module, found.state, where)
             if kind.embedding is not None:
                 whole.cut(kind.embedding, x.to(device))
-            return [_gathered(whole, federation.clients, where) if kind.buffers == "mean" else whole]
+            _check_buffers(whole, module, kind.buffers, federation.clients)
+            return [whole]
         named = model.build(shape, federation.classes)
     return [Layer(name, modules.to(dtype), number) for number, (name, modules) in enumerate(named)]
 
@@ -104,21 +103,16 @@ def check_outputs(loss: PerSample, outputs: Tensor, y: Tensor, classes: int, whe
     loss.each(outputs[None], y[None])
 
 
-def _gathered(whole: Whole, clients: int, where: str) -> Whole:
-    """Return a module of whose integer buffers the server can take the largest; UsageError where they are too large."""
+def _check_buffers(whole: Whole, module: nn.Module, kind: Buffers, clients: int) -> None:
+    """Raise UsageError where a buffer that steps change is too large to be gathered, or of another kind of module."""
+    where = f"model.name = '{whole.name}'"
     for name, value in whole.buffers.items():
-        if whole.integer(name) and clients * value.numel() > MOST:
+        if kind == "mean" and whole.integer(name) and clients * value.numel() > MOST:
             raise UsageError(
                 f"{where}: steps change the integer buffer {name} of {value.numel()} numbers, of which {clients} "
                 f"clients tell all theirs: expected at most {MOST} in all; did you mean task.buffers = 'local'?"
             )
-    return whole
-
-
-def _check_normal(module: nn.Module, state: Sequence[str], where: str) -> None:
-    """Raise UsageError where steps change a buffer that is no batch normalisation's."""
-    for name in state:
-        if not isinstance(module.get_submodule(name.rpartition(".")[0]), NORMS):
+        if kind == "static" and not isinstance(module.get_submodule(name.rpartition(".")[0]), NORMS):
             raise UsageError(
                 f"{where}: steps change the buffer {name}, which is no batch normalisation's: expected task.buffers = "
                 "'mean', 'keep' or 'local'"

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from hpcfl.base.device_copy import on_host
-from hpcfl.base.lazy import no_grad, torch
+from hpcfl.base.lazy import Tensor, no_grad, torch
 from hpcfl.base.types import Floats, Ints, State
 from hpcfl.learning.samples import Padded
 from hpcfl.learning.task import TEST_BATCH, Task
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 BATCH_BYTES = 2**26  # of samples and of the largest tensor made of them, in one forward pass
 FEW = 2  # samples on which it is found out what one costs
@@ -23,8 +19,7 @@ FEW = 2  # samples on which it is found out what one costs
 
 def client_scores(task: Task, params: State, clients: Ints) -> Floats:
     """Sums of the loss and of each metric over the clients' own test samples, ``[1 + metrics, c]``."""
-    found: Floats = on_host([client_sums(task, params, clients)])[0].numpy()
-    return found
+    return on_host([client_sums(task, params, clients)])[0].numpy()
 
 
 @no_grad
@@ -32,9 +27,15 @@ def client_sums(task: Task, params: State, clients: Ints) -> Tensor:
     """The same, float64, on the device that computes, which is not waited for."""
     sums = torch.zeros(1 + len(task.metrics), len(clients), dtype=torch.float64, device=task.device)
     batches = _batches(task, params, clients, test=True)
-    found = ((task.forward(params, batch.x, sizes=batch.sizes), batch) for batch in batches)
-    ours = all(each.ours for each in (task.loss, *task.metrics.values()))
-    for outputs, batch in found if ours else _joined(list(found)):  # the user's may compare samples with one another
+    found: Iterable[Any] = ((task.forward(params, batch.x, sizes=batch.sizes), batch) for batch in batches)
+    if not all(each.ours for each in (task.loss, *task.metrics.values())):  # they may compare samples with one another
+        found = list(found)
+        if len(found) > 1:
+            outputs, y, valid = (
+                torch.cat(part, 1) for part in zip(*((out, each.y, each.valid) for out, each in found))
+            )
+            found = [(outputs, Padded(y[:, :0], y, valid, valid.sum(1).tolist()))]
+    for outputs, batch in found:
         sums += _scores(task, outputs, *batch[1:])
     return sums
 
@@ -53,27 +54,26 @@ def server_scores(task: Task, shared: State) -> tuple[Floats, int] | None:
     """The same of the global test set, ``[1 + metrics]``, and its size; None without samples or a whole model."""
     if not _whole(task, shared) or task.server_test is None:
         return None
-    params = {name: value.unsqueeze(0) for name, value in shared.items()}
     sums = torch.zeros(1 + len(task.metrics), dtype=torch.float64, device=task.device)
-    for x, y, valid in _server_batches(task, params):
-        sums += _scores(task, task.forward(params, x), y, valid)[:, 0]
+    for outputs, y, valid in _server_outputs(task, shared):
+        sums += _scores(task, outputs, y, valid)[:, 0]
     return on_host([sums])[0].numpy(), len(task.server_test[1])
 
 
 @no_grad
 def server_finite(task: Task, shared: State) -> float:
     """How many samples of the global test set have an output that is finite."""
-    params = {name: value.unsqueeze(0) for name, value in shared.items()}
-    return float(sum(_finite(task.forward(params, x), valid)[0] for x, _, valid in _server_batches(task, params)))
+    return float(sum(_finite(outputs, valid)[0] for outputs, _, valid in _server_outputs(task, shared)))
 
 
-def _server_batches(task: Task, params: State) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield features and labels of the global test set, ``[1, B, …]``, and that all of them are real."""
+def _server_outputs(task: Task, shared: State) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield outputs and labels of the global test set, ``[1, B, …]``, and that all of them are real."""
     assert task.server_test is not None
+    params = {name: value.unsqueeze(0) for name, value in shared.items()}
     rows = min(TEST_BATCH, _fitting(task, params, task.server_test[0]))
     for parts in zip(*(torch.split(part, rows) for part in task.server_test)):
         x, y = (part.unsqueeze(0).to(task.device) for part in parts)
-        yield x, y, torch.ones(y.shape[:2], dtype=torch.bool, device=y.device)
+        yield task.forward(params, x), y, torch.ones(y.shape[:2], dtype=torch.bool, device=y.device)
 
 
 @no_grad
@@ -122,14 +122,6 @@ def _batches(task: Task, params: State, clients: Ints, test: bool) -> Iterable[P
     return task.kept.keep(key, made, nbytes) if len(parts) > 1 else made
 
 
-def _joined(found: Sequence[tuple[Tensor, Padded]]) -> list[tuple[Tensor, Padded]]:
-    """Return all outputs and samples as one batch, without the features."""
-    if len(found) < 2:
-        return list(found)
-    y, valid = torch.cat([batch.y for _, batch in found], 1), torch.cat([batch.valid for _, batch in found], 1)
-    return [(torch.cat([outputs for outputs, _ in found], 1), Padded(y[:, :0], y, valid, valid.sum(1).tolist()))]
-
-
 def _fitting(task: Task, params: State, x: Tensor) -> int:
     """How many samples like those of `x` fit into one forward pass by one client's parameters, at least 1.
 
@@ -157,8 +149,7 @@ def _penalties(task: Task, params: State) -> Floats:
     count = max(1, BATCH_BYTES // (8 * task.parameter_count))
     split = {name: torch.split(value, count) for name, value in params.items()}
     parts = ({name: value.double() for name, value in zip(split, values)} for values in zip(*split.values()))
-    found: Floats = torch.cat([task.penalties(part) for part in parts]).cpu().numpy()
-    return found
+    return torch.cat([task.penalties(part) for part in parts]).cpu().numpy()
 
 
 def _whole(task: Task, shared: State) -> bool:
@@ -166,8 +157,7 @@ def _whole(task: Task, shared: State) -> bool:
 
 
 def _finite(outputs: Tensor, valid: Tensor) -> Floats:
-    found: Floats = (outputs.isfinite().flatten(2).any(2) & valid).sum(1).double().cpu().numpy()
-    return found
+    return (outputs.isfinite().flatten(2).any(2) & valid).sum(1).double().cpu().numpy()
 
 
 def _scores(task: Task, outputs: Tensor, y: Tensor, valid: Tensor, sizes: Sequence[int] | None = None) -> Tensor:

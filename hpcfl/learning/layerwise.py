@@ -5,20 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.types import State
 from hpcfl.learning.batches import RoundClosed
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.models.modules.module import Whole
+from hpcfl.models.modules import module
 
 
 def as_ready(
-    whole: Whole, params: State, loss: Callable[[State], Tensor], closed: Event
+    whole: module.Whole, params: State, loss: Callable[[State], Tensor], closed: Event
 ) -> Iterator[tuple[int, State, Tensor]]:
     """Yield one client's layers, last first: number (from 0), gradients ``{name: [1, …]}``, losses ``[1]``.
 
@@ -29,56 +25,40 @@ def as_ready(
     """
     leaves = {name: params[name].detach().requires_grad_() for name in whole.tensors}
     losses = loss(leaves)
-    wanted, missing, left = list(enumerate(whole.groups)), set(leaves), Event()
-    with _Backward(losses.sum(), leaves, lambda: closed.is_set() or left.is_set()) as news:
-        try:
-            while wanted:
-                if missing.isdisjoint(wanted[-1][1]):
-                    number, names = wanted.pop()
-                    yield number, {name: _gradient(leaves[name]) for name in names}, losses.detach()
-                elif isinstance(found := news.get(), RoundClosed):
-                    return
-                elif isinstance(found, BaseException):
-                    raise found
-                else:  # once the pass has ended, what is still missing had no part in it
-                    missing = missing - {found} if found else set()
-        finally:
-            left.set()
+    total, news, left = losses.sum(), SimpleQueue[str | BaseException](), Event()
 
-
-class _Backward:
-    """A backward pass in a thread, within the block, which is told the names whose gradients are ready, then "".
-
-    In place of this it may be told what ended the pass.
-    """
-
-    def __init__(self, loss: Tensor, leaves: State, over: Callable[[], bool]) -> None:
-        self.news: SimpleQueue[str | BaseException] = SimpleQueue()
-        self._thread = Thread(target=self._run, args=(loss,), name="hpcfl backward", daemon=True)
-        for name, leaf in leaves.items():
-            hooked: Any = leaf
-            hooked.register_post_accumulate_grad_hook(lambda _, name=name: self._ready(name, over))
-
-    def _ready(self, name: str, over: Callable[[], bool]) -> None:
-        if over():
+    def ready(name: str) -> None:
+        if closed.is_set() or left.is_set():
             raise RoundClosed
-        self.news.put(name)
+        news.put(name)
 
-    def _run(self, loss: Tensor) -> None:
+    def run() -> None:
         try:
-            loss.backward()  # type: ignore[no-untyped-call]
+            total.backward()  # type: ignore[no-untyped-call]
         except BaseException as error:  # whatever it is, who waits must know
-            self.news.put(error)
+            news.put(error)
         else:
-            self.news.put("")
+            news.put("")  # what is still missing had no part in it
 
-    def __enter__(self) -> SimpleQueue[str | BaseException]:
-        self._thread.start()
-        return self.news
-
-    def __exit__(self, *_: object) -> None:
-        self._thread.join()
-
-
-def _gradient(leaf: Tensor) -> Tensor:
-    return (torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)[None]
+    for name, leaf in leaves.items():
+        hooked: Any = leaf
+        hooked.register_post_accumulate_grad_hook(lambda _, name=name: ready(name))
+    wanted, missing = list(enumerate(whole.groups)), set(leaves)
+    thread = Thread(target=run, name="hpcfl backward", daemon=True)
+    thread.start()
+    try:
+        while wanted:
+            if missing.isdisjoint(wanted[-1][1]):
+                number, names = wanted.pop()
+                found = {name: leaves[name].grad for name in names}
+                gradients = {n: (torch.zeros_like(leaves[n]) if g is None else g)[None] for n, g in found.items()}
+                yield number, gradients, losses.detach()
+            elif isinstance(told := news.get(), RoundClosed):
+                return
+            elif isinstance(told, BaseException):
+                raise told
+            else:
+                missing = missing - {told} if told else set()
+    finally:
+        left.set()
+        thread.join()

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
 
 from hpcfl.base.errors import RunError, UsageError, in_place
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.plugins import outside, reason
 from hpcfl.base.rng import StepKey
 from hpcfl.learning.batches import Batch
 from hpcfl.learning.config import FORM
 from hpcfl.models.modules import tracing
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class PerSample:

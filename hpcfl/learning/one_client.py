@@ -6,12 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.learning.batches import Batch
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from hpcfl.base.rng import StepKey
     from hpcfl.base.types import State
     from hpcfl.learning.task import Objective, Task

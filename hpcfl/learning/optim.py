@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from hpcfl.base.lazy import torch
-from hpcfl.base.types import State
+from hpcfl.base.device_copy import on_device
+from hpcfl.base.lazy import Tensor, torch
+from hpcfl.base.types import Floats, State
 from hpcfl.learning import fused
-from hpcfl.learning.batches import Batches
+from hpcfl.learning.batches import Batch, Batches, Visits
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.learning.batches import Batch, Visits
     from hpcfl.learning.task import Objective, Task
 
 FINE_TUNING = 2**20
@@ -61,15 +60,6 @@ class Optimizer(ABC):
         learning = [name for name in params if names is None or name in names]
         return train(task, params, batches, [ParamGroup(learning, self, objective, memory)])
 
-    def fine_tuned(
-        self, task: Task, params: State, visits: Visits, batch: int, epochs: int, names: Collection[str]
-    ) -> State:
-        """The parameters after some epochs in which only `names` learn: what is tested afterwards."""
-        params = {name: value.clone() for name, value in params.items()}
-        upper = task.freeze_below(params, visits, names)
-        self.train(upper, params, upper.batches(visits, batch, epochs, phase=FINE_TUNING), names=names)
-        return params
-
     def step(
         self, task: Task, params: State, learn: State, memory: State, batch: Batch, objective: Objective | None = None
     ) -> Tensor:
@@ -103,7 +93,12 @@ class Sgd(Optimizer):
         changes: State = {}
         for name, gradient in gradients.items():
             if isinstance(gradient, fused.Product) and active is None:
-                self._take(params[name], gradient, memory.get(name), self.decay_of(name))
+                value, decay = params[name], self.decay_of(name)
+                if name in memory:
+                    gradient.added_to(memory[name], self.momentum, 1.0).add_(value, alpha=decay)
+                    value.sub_(memory[name], alpha=self.lr)
+                else:
+                    gradient.added_to(value, 1 - self.lr * decay, -self.lr)
                 continue
             gradient = self.penalised(name, gradient, params)
             if active is not None:  # a client that rests may have any gradient, and 0 · ∞ is no number
@@ -123,14 +118,6 @@ class Sgd(Optimizer):
                 changes[name] = memory[name] * mask
         # by one operation, where a device has such
         torch._foreach_add_([params[name] for name in changes], list(changes.values()), alpha=-self.lr)
-
-    def _take(self, value: Tensor, gradient: fused.Product, velocity: Tensor | None, decay: float) -> None:
-        """Take one tensor's step within the product."""
-        if velocity is None:
-            gradient.added_to(value, 1 - self.lr * decay, -self.lr)
-        else:
-            gradient.added_to(velocity, self.momentum, 1.0).add_(value, alpha=decay)
-            value.sub_(velocity, alpha=self.lr)
 
 
 @dataclass(frozen=True)
@@ -244,6 +231,40 @@ def _clients(params: State) -> int:
 def column(values: Tensor, like: Tensor) -> Tensor:
     """One value per client, ``[c, 1, …]``."""
     return values.view(-1, *[1] * (like.dim() - 1))
+
+
+def factors(values: Tensor | Floats, like: Tensor) -> Tensor:
+    """One value for each of the first clients, whom `like` is of, ready to be multiplied with it."""
+    found = torch.as_tensor(values[: len(like)]).to(like.dtype)
+    return column(on_device(found, like.device), like)
+
+
+def stacked(states: Sequence[State]) -> State:
+    """Return the clients' states with a leading client axis."""
+    return {name: torch.stack([state[name] for state in states]) for name in states[0]}
+
+
+def layer_by_layer(
+    task: Task, params: State, batch: Batch, level: Mapping[str, int], by: Optimizer, memory: State, visits: Visits
+) -> Iterator[tuple[str, Tensor]]:
+    """Take one step, the last layer first, for those clients that still have time for it: the first ones.
+
+    Yields their losses as ``"loss"``, then each tensor as it is after the step, ``[k, …]``, as far as anybody comes.
+    `level` has the layer (1 … L) of each; what lies below may still need it as it was, so that `params` stay.
+    """
+    in_time = [visits.in_time(max(level[name] for name in names)) for names in task.layer_names()]
+    rows = list(accumulate(in_time, max))
+    for number, gradients, losses in task.backprop(params, batch, rows, visits.closed):
+        if number == len(rows) - 1:
+            yield "loss", losses
+        for name in reversed(list(gradients)):
+            count = visits.in_time(level[name])
+            if not count:
+                return
+            moved = {name: params[name][:count].clone()}
+            past = {name: memory[name][:count]} if memory else {}
+            by.apply(moved, {name: gradients[name][:count]}, past)
+            yield name, moved[name]
 
 
 def _averaged(mean: Tensor, value: Tensor, beta: float, mask: Tensor | None) -> Tensor:

@@ -5,20 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from hpcfl.base.device_copy import memory_of, on_device
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.memory import let_go
 from hpcfl.base.types import Ints, Shape
 from hpcfl.data import Federation
 from hpcfl.data.base import Inputs, Labels
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 TEST_SHARE = 16  # the global test set takes at most this part of the memory of a device that is not the CPU
 

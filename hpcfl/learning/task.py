@@ -18,7 +18,7 @@ import numpy as np
 
 from hpcfl.base.device_copy import on_device
 from hpcfl.base.errors import UsageError
-from hpcfl.base.lazy import no_grad, torch
+from hpcfl.base.lazy import Tensor, no_grad, torch
 from hpcfl.base.rng import StepKey
 from hpcfl.base.types import Computing, Floats, Ints, State
 from hpcfl.data import Federation
@@ -32,8 +32,6 @@ from hpcfl.models import Model, modules
 from hpcfl.models.latent import EMBED
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
     from hpcfl.learning.slots import Slots
 
 TEST_BATCH = 1000  # rows per forward pass outside training
@@ -196,7 +194,7 @@ class Task(Held):
         """
         return {name: value.to(self.device, copy=True) for name, value in self.start.of(client).items()}
 
-    def module(self, params: State) -> nn.Module:
+    def module(self, params: State) -> torch.nn.Module:
         """Return the model as a plain module, set to evaluate, with copies of one client's ``{name: […]}``."""
         if self.whole is not None:
             return self.whole.module(params).eval()
@@ -358,19 +356,39 @@ class Task(Held):
         Yields, from L − 1 down while anybody is left, the layer's number l, its gradients ``{name: [rows[l], …]}`` and
         the mean losses ``[rows[L - 1]]``. In real time, a module's pass ends where the round has `closed`.
         """
+        if not rows[-1]:
+            return
+        if self.fused is None and self.whole is None:
+            yield from self._backprop_chain(params, batch, rows)
+            return
+        reaching, some = {name: value[: rows[-1]] for name, value in params.items()}, batch.first(rows[-1])
         if self.fused is not None:
-            yield from self._backprop_fused(self.fused, params, batch, rows)
-            return
-        if self.whole is not None:
-            yield from self._backprop_whole(self.whole, params, batch, rows, closed)
-            return
+            self.count(some)
+            losses, layers = self.fused.backward(reaching, some, params, rows)
+            losses = self._penalised(losses, params)
+            for number, gradients in layers:
+                yield number, self._with_penalty(gradients, params), losses
+        elif self.whole is not None and closed is not None:  # layer by layer as they become ready
+            self.count(batch)
+            one = {name: value[0] for name, value in params.items()}
+            yield from as_ready(self.whole, one, partial(self._single, batch=batch), closed)
+        else:  # it cannot be cut: one pass of all
+            found, losses = self.gradients(reaching, some)
+            for number, names in reversed(list(enumerate(self.layer_names()))):
+                if not rows[number]:
+                    return
+                yield number, {name: found[name][: rows[number]] for name in names}, losses
+
+    def _backprop_chain(
+        self, params: State, batch: Batch, rows: Sequence[int]
+    ) -> Iterator[tuple[int, fused.Gradients, Tensor]]:
         self.count(batch, clients=rows[-1])
         tapes, x = [], batch.x
         layers = [layer for layer in self.layers if isinstance(layer, modules.layers.Layer)]
         for layer, count in zip(layers, rows):
             tapes.append(modules.layers.Tape.record(layer, params, x, count, batch.key))
             x = tapes[-1].output
-        data = self.loss.mean(x[: rows[-1]], batch, rows[-1]) if rows[-1] else x.new_zeros(0)
+        data = self.loss.mean(x[: rows[-1]], batch, rows[-1])
         losses = self._penalised(data.detach(), params)
         upstream: Tensor | None = None
         for number in reversed(range(len(self.layers))):
@@ -379,36 +397,6 @@ class Task(Held):
             target = data.sum() if upstream is None else tapes[number].tracked
             upstream, gradients = tapes[number].backward(target, upstream)
             yield number, self._with_penalty(gradients, params), losses
-
-    def _backprop_fused(
-        self, stack: fused.Fused, params: State, batch: Batch, rows: Sequence[int]
-    ) -> Iterator[tuple[int, fused.Gradients, Tensor]]:
-        if not rows[-1]:
-            return
-        self.count(batch, clients=rows[-1])
-        reaching = {name: value[: rows[-1]] for name, value in params.items()}
-        losses, layers = stack.backward(reaching, batch.first(rows[-1]), params, rows)
-        losses = self._penalised(losses, params)
-        for number, gradients in layers:
-            yield number, self._with_penalty(gradients, params), losses
-
-    def _backprop_whole(
-        self, whole: modules.module.Whole, params: State, batch: Batch, rows: Sequence[int], closed: Event | None
-    ) -> Iterator[tuple[int, State, Tensor]]:
-        """`backprop` of a module that cannot be cut: one pass of all, then layer by layer; in real time as it goes."""
-        if not rows[-1]:
-            return
-        if closed is not None:
-            self.count(batch)
-            one = {name: value[0] for name, value in params.items()}
-            yield from as_ready(whole, one, partial(self._single, batch=batch), closed)
-            return
-        reaching = {name: value[: rows[-1]] for name, value in params.items()}
-        gradients, losses = self.gradients(reaching, batch.first(rows[-1]))
-        for number, names in reversed(list(enumerate(self.layer_names()))):
-            if not rows[number]:
-                return
-            yield number, {name: gradients[name][: rows[number]] for name in names}, losses
 
     # tasks made of this one
 

@@ -8,13 +8,10 @@ All is float64, ``[..., k, k]``; the bits of a result do not depend on what else
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from hpcfl.base.lazy import no_grad, torch
+from hpcfl.base.lazy import Tensor, no_grad, torch
 from hpcfl.math.psd import check_psd, per_matrix, sqrtm_one, sqrtm_pair, symmetric
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Barycenter(NamedTuple):
@@ -45,35 +42,28 @@ def barycenter(means: Tensor, covs: Tensor, weights: Tensor, tol: float = 1e-12,
     """
     check_psd(covs, "covs")
     lead = covs.shape[1:-2]
-    shares = _normalised(weights.double().reshape(*weights.shape, *[1] * (covs.dim() - 2 - weights.dim())))
-    shares = shares.expand(len(covs), *lead)
+    shares = weights.double().reshape(*weights.shape, *[1] * (covs.dim() - 2 - weights.dim()))
+    if bool((shares < 0).any()) or not bool((shares.sum(0) > 0).all()):
+        raise ValueError("weights of a barycenter: expected none below 0 and a sum above 0")
+    shares = (shares / shares.sum(0)).expand(len(covs), *lead)
     mean = weighted_sum(shares.unsqueeze(-1), means.double())
     # one by one: each ends when it has converged itself, whatever the others do
     columns = covs.double().reshape(len(covs), -1, *covs.shape[-2:]).unbind(1)
     rows = shares.reshape(len(covs), -1).unbind(1)
-    results = [_iterated(column, share, tol, iterations) for column, share in zip(columns, rows)]
-    cov = torch.stack([one for one, _, _ in results]).reshape(covs.shape[1:]).to(covs.dtype)
-    taken = torch.tensor([count for _, count, _ in results]).reshape(lead)
-    last = torch.tensor([moved for _, _, moved in results], dtype=torch.float64).reshape(lead)
+    found, counts, changes = list[Tensor](), list[int](), list[float]()
+    for column, share in zip(columns, rows):
+        # from the weighted mean, whose range holds all of theirs: a start with a smaller range could never leave it
+        now, moved, count = symmetric(weighted_sum(share, column)), torch.inf, 0
+        while count < iterations and not moved <= tol:
+            root, inverse = sqrtm_and_inverse(now)
+            after = fixed_point(inverse, weighted_sum(share, barycenter_term(root, column)))
+            now, moved, count = after, float(relative_change(now, after)), count + 1
+        found.append(now)
+        counts.append(count)
+        changes.append(moved)
+    cov = torch.stack(found).reshape(covs.shape[1:]).to(covs.dtype)
+    taken, last = torch.tensor(counts).reshape(lead), torch.tensor(changes, dtype=torch.float64).reshape(lead)
     return Barycenter(mean.to(means.dtype), cov, taken, last)
-
-
-def _normalised(weights: Tensor) -> Tensor:
-    total = weights.sum(0)
-    if bool((weights < 0).any()) or not bool((total > 0).all()):
-        raise ValueError("weights of a barycenter: expected none below 0 and a sum above 0")
-    return weights / total
-
-
-def _iterated(covs: Tensor, shares: Tensor, tol: float, iterations: int) -> tuple[Tensor, int, float]:
-    """Iterate for one barycenter ``[m, k, k]``; return its covariance, the number of iterations, the last change."""
-    # from the weighted mean, whose range holds all of theirs: a start with a smaller range could never leave it
-    now, moved, count = symmetric(weighted_sum(shares, covs)), torch.inf, 0
-    while count < iterations and not moved <= tol:
-        root, inverse = sqrtm_and_inverse(now)
-        after = fixed_point(inverse, weighted_sum(shares, barycenter_term(root, covs)))
-        now, moved, count = after, float(relative_change(now, after)), count + 1
-    return now, count, moved
 
 
 def weighted_sum(shares: Tensor, values: Tensor) -> Tensor:

@@ -6,13 +6,7 @@ A representation of m samples is ``Z [m, k]``, its kernel ``K = H Z Zᵀ H`` wit
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from hpcfl.base.lazy import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from hpcfl.base.lazy import Tensor, torch
 
 FLAT = 10.0
 """A representation whose deviations are below so many roundings of its values is the same for all samples."""
@@ -44,7 +38,10 @@ def alignment(target: Tensor, z: Tensor) -> Tensor:
     The target is a constant. Where all samples have the same representation, K is zero: so are the alignment and its
     gradient.
     """
-    z = _scaled(_centred(z), z)
+    centred = _centred(z)
+    size, whole = (part.detach().flatten(1).norm(dim=1) for part in (centred, z))
+    flat = size <= FLAT * torch.finfo(z.dtype).eps * whole
+    z = centred * torch.where(flat, 0.0, 1 / size)[:, None, None]  # alignment does not depend on their scale
     gram = z.mT @ z if z.shape[2] <= z.shape[1] else z @ z.mT
     with torch.no_grad():
         slope = (z.mT @ target).mT
@@ -62,10 +59,3 @@ def _upper(samples: int, device: torch.device) -> Tensor:
 
 def _centred(z: Tensor) -> Tensor:
     return z - z.mean(1, keepdim=True)
-
-
-def _scaled(centred: Tensor, z: Tensor) -> Tensor:
-    """Centred representations of norm 1 each, zero for flat ones; alignment does not depend on their scale."""
-    size, whole = (part.detach().flatten(1).norm(dim=1) for part in (centred, z))
-    flat = size <= FLAT * torch.finfo(z.dtype).eps * whole
-    return centred * torch.where(flat, 0.0, 1 / size)[:, None, None]

@@ -9,16 +9,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from itertools import product
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hpcfl.base.errors import UsageError
-from hpcfl.base.lazy import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from hpcfl.base.lazy import Tensor, torch
 
 EPS = sys.float_info.epsilon
 SLACK = 1e-6  # relative to the largest entry or eigenvalue: what rounding to float32 may do to a covariance
@@ -75,17 +70,13 @@ def check_psd(cov: Tensor, name: str) -> None:
         raise UsageError(f"{name}: expected finite numbers, got {int((~cov.isfinite()).sum())} that are not")
     lead = cov.shape[:-2]
     for index, one in zip(product(*map(range, lead)), cov.reshape(-1, *cov.shape[-2:])):
-        _check_one(one, f"{name}{list(index)}" if lead else name)
-
-
-def _check_one(cov: Tensor, name: str) -> None:
-    skew = float((cov - cov.mT).abs().max())
-    if skew > SLACK * float(cov.abs().max()):
-        raise UsageError(f"{name}: expected a symmetric matrix, got entries {skew:.3g} apart from their mirror")
-    values = torch.linalg.eigvalsh(symmetric(cov))
-    least, largest = float(values[0]), float(values[-1])
-    if least < -SLACK * max(largest, 0.0):
-        raise UsageError(
-            f"{name}: expected a covariance, with no eigenvalue below 0, got a smallest of {least:.3g} beside a "
-            f"largest of {largest:.3g} (rounding explains {SLACK:g} of that); set negative eigenvalues to 0"
-        )
+        where, skew = f"{name}{list(index)}" if lead else name, float((one - one.mT).abs().max())
+        if skew > SLACK * float(one.abs().max()):
+            raise UsageError(f"{where}: expected a symmetric matrix, got entries {skew:.3g} apart from their mirror")
+        values = torch.linalg.eigvalsh(symmetric(one))
+        least, largest = float(values[0]), float(values[-1])
+        if least < -SLACK * max(largest, 0.0):
+            raise UsageError(
+                f"{where}: expected a covariance, with no eigenvalue below 0, got a smallest of {least:.3g} beside a "
+                f"largest of {largest:.3g} (rounding explains {SLACK:g} of that); set negative eigenvalues to 0"
+            )

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from hpcfl.base.config import ConfigBase
+from hpcfl.base.lazy import torch
 from hpcfl.base.types import Shape
-
-if TYPE_CHECKING:
-    from torch import nn
 
 Width = Annotated[int, Field(ge=1)]
 Chance = Annotated[float, Field(ge=0, lt=1)]
@@ -35,7 +33,7 @@ class Model(ConfigBase):
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         """Raise UsageError where features of `shape` cannot go through this model. Does not import torch."""
 
-    def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
+    def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, torch.nn.Sequential]]:
         """Return the named layers, first one first, freshly initialised from torch's global generator.
 
         A layer in SALF's sense is a module with weight and bias, with what follows it up to the next.
@@ -48,7 +46,7 @@ class ModuleModel(Model):
 
     chain: ClassVar[bool] = False
 
-    def module(self, shape: Shape | tuple[Shape, ...], classes: int) -> nn.Module:
+    def module(self, shape: Shape | tuple[Shape, ...], classes: int) -> torch.nn.Module:
         """Return a new module, its values drawn from torch's global generator; UsageError where it cannot be made.
 
         Where a sample is a tuple of tensors, shape is the tuple of their shapes, and the module is called with as many.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -11,9 +11,6 @@ from hpcfl.base.lazy import torch
 from hpcfl.models import Chance, Model, Width
 from hpcfl.models.mlp import dense
 from hpcfl.models.modules import custom
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 class BiLstm(Model):
@@ -33,7 +30,7 @@ class BiLstm(Model):
         if len(shape) != 2 or min(shape) < 1:
             raise UsageError(f"model.name = 'bilstm' needs features of shape (length, dimension), got {shape}")
 
-    def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
+    def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, torch.nn.Sequential]]:
         layers, inputs = [], shape[1]
         for number in range(1, self.layers + 1):
             modules: list[torch.nn.Module] = [custom.BiLstm(inputs, self.hidden)]

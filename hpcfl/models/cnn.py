@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from hpcfl.base.errors import UsageError
 from hpcfl.base.lazy import torch
 from hpcfl.models import Chance, Model, Width
 from hpcfl.models.mlp import dense
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 class Cnn(Model):
@@ -38,7 +35,7 @@ class Cnn(Model):
                 f"{shape[1]}x{shape[2]} images; expected fewer, a smaller kernel, or padding = 'same'"
             )
 
-    def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
+    def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, torch.nn.Sequential]]:
         convolutions = []
         for number, (inputs, outputs) in enumerate(pairwise((shape[0], *self.channels)), start=1):
             convolution = torch.nn.Conv2d(inputs, outputs, self.kernel, padding=self.padding)

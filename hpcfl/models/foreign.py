@@ -8,9 +8,9 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from inspect import Parameter
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, create_model
 
@@ -19,9 +19,6 @@ from hpcfl.base.lazy import torch
 from hpcfl.base.plugins import callable_of, outside, reason
 from hpcfl.base.types import Shape
 from hpcfl.models.base import Model, ModuleModel
-
-if TYPE_CHECKING:
-    from torch import nn
 
 GIVEN = ("shape", "classes")
 TYPES = {each.__name__: each for each in (bool, int, float, str)}
@@ -37,7 +34,7 @@ class Foreign(ModuleModel):
     _factory: ClassVar[Callable[..., Any] | None] = None
     """The factory as it was when the config was judged: its file may since have been loaded anew."""
 
-    def module(self, shape: Shape | tuple[Shape, ...], classes: int) -> nn.Module:
+    def module(self, shape: Shape | tuple[Shape, ...], classes: int) -> torch.nn.Module:
         where, fields = f"model.name = '{self.name}'", type(self).model_fields
         keys = {key: value for key, value in self if key not in Model.model_fields}
         # a default is the factory's own object, which a config may be unable to hold
@@ -79,14 +76,7 @@ def _section(spec: str, factory: Callable[..., Any], where: str) -> type[Foreign
         raise UsageError(
             f"{where}: expected a factory that takes shape and classes by name, got one without {lacking[0]}"
         )
-    fields: dict[str, Any] = {"name": (Literal[spec], spec)} | dict(_fields(parameters, where))
-    doc = (inspect.getdoc(factory) or f"What {spec} makes.").partition("\n\n")[0]
-    base = _OpenEnded if open_ended else Foreign
-    return create_model("Foreign", __base__=base, __module__=__name__, __doc__=doc, **fields)
-
-
-def _fields(parameters: dict[str, Parameter], where: str) -> Iterator[tuple[str, Any]]:
-    """Yield a field for each parameter that a config may set; UsageError where one that must be set has another use."""
+    fields: dict[str, Any] = {"name": (Literal[spec], spec)}
     for name, each in parameters.items():
         if name in GIVEN or each.kind is Parameter.VAR_KEYWORD:
             continue
@@ -98,7 +88,10 @@ def _fields(parameters: dict[str, Parameter], where: str) -> Iterator[tuple[str,
         annotation = getattr(each.annotation, "__name__", each.annotation)
         kind = TYPES.get(annotation, Any) if isinstance(annotation, str) else Any
         text = f"The factory's parameter `{name}`."
-        yield name, (kind, Field(... if required else _plain(each.default), description=text))
+        fields[name] = kind, Field(... if required else _plain(each.default), description=text)
+    doc = (inspect.getdoc(factory) or f"What {spec} makes.").partition("\n\n")[0]
+    base = _OpenEnded if open_ended else Foreign
+    return create_model("Foreign", __base__=base, __module__=__name__, __doc__=doc, **fields)
 
 
 def _plain(default: Any) -> Any:

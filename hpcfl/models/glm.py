@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -11,9 +11,6 @@ from hpcfl.base.errors import UsageError, check_within
 from hpcfl.base.lazy import torch
 from hpcfl.models import Model
 from hpcfl.models.modules import custom
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 class Glm(Model):
@@ -65,7 +62,7 @@ class Glm(Model):
                 f"did you mean '{suited[0]}'?"
             )
 
-    def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
+    def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, torch.nn.Sequential]]:
         outputs = classes if self.link == "softmax" else 1
         link: list[torch.nn.Module] = []
         if self.link == "logistic":
@@ -74,19 +71,15 @@ class Glm(Model):
             link.append(torch.nn.Tanh())
         if self.link == "rough":
             link.append(custom.Rough(self.smoothness, self.roughness))
-        if self.layers > 1:
-            return self._terms(prod(shape), outputs, link)
+        if self.layers > 1:  # of nearly as many features each, as `numpy.array_split` makes them; the last has the bias
+            least, more = divmod(prod(shape), self.layers)
+            sizes = [least + (i < more) for i in range(self.layers)]
+            terms = [custom.Addend(size, outputs, self.bias and i == self.layers - 1) for i, size in enumerate(sizes)]
+            parts: list[list[torch.nn.Module]] = [[term] for term in terms]
+            parts[0][:0] = [torch.nn.Flatten(), torch.nn.ConstantPad1d((0, outputs), 0.0)]
+            parts[-1] += link
+            return [(f"term{i}", torch.nn.Sequential(*part)) for i, part in enumerate(parts, start=1)]
         linear = torch.nn.Linear(prod(shape), outputs, bias=self.bias)
         for tensor in linear.parameters():
             torch.nn.init.zeros_(tensor)
         return [("linear", torch.nn.Sequential(torch.nn.Flatten(), linear, *link))]
-
-    def _terms(self, features: int, outputs: int, link: list[nn.Module]) -> list[tuple[str, nn.Sequential]]:
-        """Layers of nearly as many features each, as `numpy.array_split` makes them; the last has the bias."""
-        least, more = divmod(features, self.layers)
-        sizes = [least + (i < more) for i in range(self.layers)]
-        terms = [custom.Addend(size, outputs, self.bias and i == self.layers - 1) for i, size in enumerate(sizes)]
-        parts: list[list[torch.nn.Module]] = [[term] for term in terms]
-        parts[0][:0] = [torch.nn.Flatten(), torch.nn.ConstantPad1d((0, outputs), 0.0)]
-        parts[-1] += link
-        return [(f"term{i}", torch.nn.Sequential(*part)) for i, part in enumerate(parts, start=1)]

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from hpcfl.base.errors import UsageError
 from hpcfl.base.lazy import torch
 from hpcfl.models import Model, Width
-
-if TYPE_CHECKING:
-    from torch import nn
 
 EMBED = "embed"
 """What the names of the embedding's layers begin with."""
@@ -53,33 +50,29 @@ class Latent(Model):
                 f"least 4, got {shape}; did you mean 'dense'?"
             )
 
-    def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
+    def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, torch.nn.Sequential]]:
         widths = (self.dimension, *self.hidden)
         layers = [
             (f"hidden{number}", torch.nn.Sequential(torch.nn.Linear(inputs, outputs), torch.nn.LeakyReLU(0.01)))
             for number, (inputs, outputs) in enumerate(pairwise(widths), start=1)
         ]
         head = torch.nn.Sequential(torch.nn.Linear(widths[-1], classes))
-        embedding = self._embedding(shape)
+        embedding: list[torch.nn.Sequential] = []
+        if self.embedding == "dense":
+            sizes = (prod(shape), *self.widths, self.dimension)
+            embedding = [torch.nn.Sequential(torch.nn.Linear(inputs, outputs)) for inputs, outputs in pairwise(sizes)]
+            embedding[0].insert(0, torch.nn.Flatten())
+            for layer in embedding[:-1]:
+                layer.append(torch.nn.ReLU())
+        elif self.embedding == "convolutions":
+            sizes = (shape[0], *self.channels)
+            filters = [torch.nn.Conv2d(inputs, outputs, 5, padding="same") for inputs, outputs in pairwise(sizes)]
+            embedding = [torch.nn.Sequential(each, torch.nn.MaxPool2d(2), torch.nn.Sigmoid()) for each in filters]
+            flat = self.channels[-1] * (shape[1] // 4) * (shape[2] // 4)
+            embedding.append(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(flat, self.dimension)))
         if not embedding and len(shape) > 1:
             (layers[0][1] if layers else head).insert(0, torch.nn.Flatten())
         if embedding and self.rectify:
             embedding[-1].append(torch.nn.ReLU())
         named = [(f"{EMBED}{number}", layer) for number, layer in enumerate(embedding, start=1)]
         return [*named, *layers, ("head", head)]
-
-    def _embedding(self, shape: tuple[int, ...]) -> list[nn.Sequential]:
-        if self.embedding == "identity":
-            return []
-        if self.embedding == "dense":
-            widths = (prod(shape), *self.widths, self.dimension)
-            linear = [torch.nn.Sequential(torch.nn.Linear(inputs, outputs)) for inputs, outputs in pairwise(widths)]
-            linear[0].insert(0, torch.nn.Flatten())
-            for layer in linear[:-1]:
-                layer.append(torch.nn.ReLU())
-            return linear
-        widths = (shape[0], *self.channels)
-        filters = [torch.nn.Conv2d(inputs, outputs, 5, padding="same") for inputs, outputs in pairwise(widths)]
-        layers = [torch.nn.Sequential(each, torch.nn.MaxPool2d(2), torch.nn.Sigmoid()) for each in filters]
-        flat = self.channels[-1] * (shape[1] // 4) * (shape[2] // 4)
-        return [*layers, torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(flat, self.dimension))]

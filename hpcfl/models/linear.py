@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from hpcfl.base.errors import refusal
 from hpcfl.base.lazy import torch
 from hpcfl.models import Model
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 class Linear(Model):
@@ -31,7 +28,7 @@ class Linear(Model):
         if self.rank > most:
             raise refusal("model.rank", f"at most {most} for this data", self.rank, most)
 
-    def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
+    def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, torch.nn.Sequential]]:
         width = prod(shape)
         representation = torch.nn.Linear(self.dimension or width, self.rank, bias=False)
         head = ("head", torch.nn.Sequential(torch.nn.Linear(self.rank, classes, bias=False)))

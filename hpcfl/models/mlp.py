@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from hpcfl.base.lazy import torch
 from hpcfl.models import Chance, Model, Width
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 class Mlp(Model):
@@ -24,14 +21,14 @@ class Mlp(Model):
     softmax: bool = False
     """The outputs go through a softmax before the loss applies its own, as in SRPFL's released code."""
 
-    def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
+    def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, torch.nn.Sequential]]:
         layers = dense([prod(shape), *self.hidden, classes], self.dropout)
         if self.softmax:
             layers[-1][1].append(torch.nn.Softmax(dim=-1))
         return layers
 
 
-def dense(widths: list[int], dropout: Chance) -> list[tuple[str, nn.Sequential]]:
+def dense(widths: list[int], dropout: Chance) -> list[tuple[str, torch.nn.Sequential]]:
     """Return linear layers fc1 … fcn for these widths, the input flattened, ReLU between them."""
     layers = []
     for number, (inputs, outputs) in enumerate(pairwise(widths), start=1):

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal, cast
 
 from hpcfl.base.errors import UsageError
 from hpcfl.base.lazy import torch
 from hpcfl.base.types import Shape
 from hpcfl.models.base import ModuleModel, Width
-
-if TYPE_CHECKING:
-    from torch import nn
 
 CONVOLUTIONS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
 """Convolutions of each block, by depth."""
@@ -41,7 +38,7 @@ class Vgg(ModuleModel):
                 "MNIST, did you mean data.name = 'mnist32'?"
             )
 
-    def module(self, shape: Shape | tuple[Shape, ...], classes: int) -> nn.Module:
+    def module(self, shape: Shape | tuple[Shape, ...], classes: int) -> torch.nn.Module:
         inputs, height, columns = cast(Shape, shape)
         parts, number = OrderedDict[str, torch.nn.Module](), 0
         for block, (count, factor) in enumerate(zip(CONVOLUTIONS[self.depth], FACTORS), start=1):

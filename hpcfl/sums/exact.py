@@ -17,17 +17,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from threading import Lock, local
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.types import Floats, Ints
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 GRIDS = (2.0**12, 2.0**46, 2.0**80)
 ROUNDER = 1.5 * 2.0**52  # adding and subtracting it rounds float64 numbers below 2^51 to whole numbers
@@ -71,6 +67,7 @@ class _Room(local):
 
 
 ROOM, MAKING = _Room(), Lock()
+pool = cache(partial(ThreadPoolExecutor, thread_name_prefix="sums"))
 
 
 def pieces(size: int, most: int = PIECE) -> list[slice]:
@@ -87,17 +84,12 @@ def each_piece(size: int, work: Callable[[slice], None]) -> None:
             work(piece)
 
     others = min(torch.get_num_threads(), size // PIECE) - 1
-    helpers = [_pool(others).submit(share) for _ in range(others)]
+    helpers = [pool(others).submit(share) for _ in range(others)]
     try:
         share()
     finally:
         for helper in helpers:
             helper.result()
-
-
-@cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, "sums")
 
 
 def add_to_bins(total: Floats, bins: Floats) -> None:
@@ -274,7 +266,11 @@ class FixedSum(ExactSum):
     def add(self, total: Floats, piece: slice) -> None:
         number, most = piece.start // PIECE, max(-float(total.min()), float(total.max()))
         if not self._bounds[number] + most < self.limit:  # NaN is not smaller either
-            self.wide()[piece] += _split(total)
+            upper = np.add(total, ROUNDER * COARSE, out=ROOM.scratch.numpy()[: len(total)])
+            upper -= ROUNDER * COARSE  # multiples of 2^34
+            total -= upper
+            np.clip(total, -COARSE, COARSE, out=total)  # larger only where numbers have no such digits any more
+            self.wide()[piece] += upper
             most = COARSE
         self._bounds[number] += most
         if most < 2.0**51:
@@ -358,8 +354,7 @@ class FixedSum(ExactSum):
             return None
         self._bounds[number] += most * STEPS
         _weigh(term, tensor, factor, 0)
-        steps: Ints = term.view(np.int64)
-        return steps
+        return term.view(np.int64)
 
     def wide(self) -> Floats:
         """Return `upper`, made where there was none."""
@@ -383,12 +378,3 @@ class FixedSum(ExactSum):
             np.copyto(low, whole & (2**COARSE_BITS - 1))
             low += (whole >> COARSE_BITS) * COARSE + self.upper[piece]
         np.multiply(low, 1 / STEPS, out=out)
-
-
-def _split(total: Floats) -> Floats:
-    """Return multiples of 2^34, in the room to work in, and leave the rest."""
-    scratch: Floats = np.add(total, ROUNDER * COARSE, out=ROOM.scratch.numpy()[: len(total)])
-    scratch -= ROUNDER * COARSE
-    total -= scratch
-    np.clip(total, -COARSE, COARSE, out=total)  # larger only where numbers have no such digits any more
-    return scratch

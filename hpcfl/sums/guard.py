@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import hypot, inf, isfinite, isnan, nan
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,18 +19,13 @@ from pydantic import Field
 
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.device_copy import on_host
-from hpcfl.base.lazy import torch
-from hpcfl.base.types import Floats, Ints
+from hpcfl.base.lazy import Tensor, torch
+from hpcfl.base.types import Floats, Ints, State
+from hpcfl.sums.layers import Layers
+from hpcfl.sums.message import Layout, Message
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.base.types import State
-    from hpcfl.sums.layers import Layers
-    from hpcfl.sums.message import Layout, Message
-
-    Part = tuple[str, Tensor, Tensor]
-    """A block as it is sent: name, value and weight."""
+Part = tuple[str, Tensor, Tensor]
+"""A block as it is sent: name, value and weight."""
 
 WINDOW = 10  # rounds whose accepted messages say what a usual norm is
 GROWTH = 1e3  # in one round no norm of a state that still learns rises so; networks of ReLUs die before they overflow
@@ -352,17 +347,14 @@ class RunGuard:
         # a rotation keeps norms: as of orthonormal representations
         moved = moved or not all(torch.equal(before[name], after[name]) for name in large)
         grown = {name: size for name, size in new.items() if held.get(name) or not isfinite(size)}
-        return self._out_of_bounds(hypot(*held.values()), grown), moved, float(found[0])
-
-    def _out_of_bounds(self, old: float, new: Mapping[str, float]) -> str:
-        most = GROWTH * old if old >= 1.0 else sys.float_info.max  # from nothing, any norm may be right
-        if hypot(*new.values()) <= most:
-            return ""
-        worst = max(new, key=lambda name: inf if isnan(new[name]) else new[name])
-        layer = self.layers.name(self.layers.of[worst]) if worst in self.layers.of else worst
-        if not isfinite(new[worst]):
-            return f"layer '{layer}' of the shared state is not finite"
-        return f"the shared state's norm rose from {old:.3g} to {hypot(*new.values()):.3g}, most in layer '{layer}'"
+        fault, old, size = "", hypot(*held.values()), hypot(*grown.values())
+        if not size <= (GROWTH * old if old >= 1.0 else sys.float_info.max):  # from nothing, any norm may be right
+            worst = max(grown, key=lambda name: inf if isnan(grown[name]) else grown[name])
+            layer = self.layers.name(self.layers.of[worst]) if worst in self.layers.of else worst
+            fault = f"the shared state's norm rose from {old:.3g} to {size:.3g}, most in layer '{layer}'"
+            if not isfinite(grown[worst]):
+                fault = f"layer '{layer}' of the shared state is not finite"
+        return fault, moved, float(found[0])
 
 
 def norms(value: Tensor, rows: int = 1) -> Floats:

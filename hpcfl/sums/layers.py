@@ -33,16 +33,12 @@ class Layers:
         self.tensors, count = tensors, len(tensors)
         self.of = {name: number for number, names in enumerate(tensors, start=1) for name in names}
         self.of_groups = np.array([min((self.of.get(name, count) for name in g), default=count) for g in layout])
-        self.reached = self._reached(layout)
         self._blocks = {name: block for group in layout for name, block in group.items()}
-
-    def _reached(self, layout: Layout) -> list[int]:
-        depths, lacking = [], {name for group in layout for name in group}
+        self.reached, lacking = list[int](), set(self._blocks)
         for group in ({}, *layout):
             lacking -= group.keys()
-            late = [number for number, names in enumerate(self.tensors, start=1) if not lacking.isdisjoint(names)]
-            depths.append(max(late, default=0) + 1)
-        return depths
+            late = [number for number, names in enumerate(tensors, start=1) if not lacking.isdisjoint(names)]
+            self.reached.append(max(late, default=0) + 1)
 
     def of_state(self, name: str) -> int:
         """Return the layer with which a personal tensor advances: that of the block that it is named after.
@@ -50,11 +46,6 @@ class Layers:
         That is the block of its name, or of what follows a colon in it. Others advance with layer 1, when all is there.
         """
         return self.of.get(name, self.of.get(name.rpartition(":")[2], 1))
-
-    @cached_property
-    def bytes(self) -> Ints:
-        """Bytes of one visit's layers as the method sends them, where it holds all of them, int64 [L]."""
-        return np.array([sum(self._blocks[name].bytes for name in names) for names in self.tensors])
 
     @cached_property
     def numbers(self) -> Ints:

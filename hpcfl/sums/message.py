@@ -16,21 +16,17 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from hpcfl.base.device_copy import on_device, on_host
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.types import Floats, Ints, State
 from hpcfl.sums.exact import PIECE, RANGE, ROOM, BinnedSum, ExactSum, FixedSum, each_piece
 from hpcfl.sums.on_device import DeviceSums
 from hpcfl.sums.packing import Packing
 from hpcfl.sums.pool import POOL, SPARE
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 Message = Mapping[str, tuple["Tensor", "Tensor"]]
 """What a client generator yields: ``{block: (value [k, …], weight [k])}`` for the first k rows of its chunk."""

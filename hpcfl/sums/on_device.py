@@ -8,18 +8,13 @@ Blocks of float64, and what is beyond the range of whole numbers, take the bins 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hpcfl.base.device_copy import on_device, on_host
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.types import Floats
 from hpcfl.sums.exact import COARSE_BITS, GRIDS, ROUNDER, STEPS, BinnedSum, ExactSum, FixedSum, each_piece
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 AT_ONCE = 2**29  # bytes of products that are rounded at a time, and of rows that are worked on as one
 
@@ -49,7 +44,13 @@ class DeviceSums:
         """Add ``Σ weight·row`` of rows [k, n]; no number of a row is larger than what `norms` [k] has of it."""
         bound = self._bounds.get(name, 0.0) + float(np.abs(np.array(weight)) @ norms) * STEPS
         if self.bins[name] > 2 or rows.dtype != torch.float32 or not bound < self.limit:
-            self._add_binned(name, rows, weight)
+            if name not in self._binned:
+                self._binned[name] = rows.new_zeros(self.bins[name], rows.shape[1], dtype=torch.float64)
+            for rest in _products(rows, weight):  # so many launches, however many rows there are
+                for grid, row in zip(GRIDS, self._binned[name]):
+                    part = rest.add(ROUNDER / grid).sub_(ROUNDER / grid)
+                    row += part.sum(0)  # of multiples of the grid's step: exact in any order
+                    rest -= part
             return
         self._bounds[name] = bound
         held = sum(each.nbytes for each in self._waiting.values())
@@ -71,16 +72,6 @@ class DeviceSums:
                 self._whole[names] += total
             else:
                 self._whole[names] = total
-
-    def _add_binned(self, name: str, rows: Tensor, weight: list[float]) -> None:
-        """Do what `BinnedSum` does with each product: so many launches, however many rows there are."""
-        if name not in self._binned:
-            self._binned[name] = rows.new_zeros(self.bins[name], rows.shape[1], dtype=torch.float64)
-        for rest in _products(rows, weight):
-            for grid, row in zip(GRIDS, self._binned[name]):
-                part = rest.add(ROUNDER / grid).sub_(ROUNDER / grid)
-                row += part.sum(0)  # of multiples of the grid's step: exact in any order
-                rest -= part
 
     def total(self, name: str) -> Tensor | None:
         """Return a block's sums, float64 [n], where they are; None: what is whole and in bins the host adds up."""

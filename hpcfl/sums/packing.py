@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.types import State
 from hpcfl.sums.pool import ALIGNED
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 Bytes = NDArray[np.uint8]
 APART_BYTES = 2**20  # tensors of this size travel from where they are, smaller ones are put together
@@ -64,7 +59,15 @@ class Packing:
 
     def sent(self, state: State) -> list[Bytes]:
         """Return the parts as they are sent: large tensors' own memory where they are on a CPU, else copies."""
-        return [_memory(state[names[0]]) if len(names) == 1 else _together(names, state) for names in self.parts]
+        found = []
+        for names in self.parts:
+            if len(names) == 1:
+                memory = state[names[0]].detach().cpu().contiguous().flatten().view(torch.uint8)
+            else:
+                part = Packing({name: state[name] for name in names})
+                memory = part.packed(state)[: part.extents[names[-1]].stop]
+            found.append(as_bytes(memory))
+        return found
 
     def received(self, buffer: Tensor) -> list[Bytes]:
         """Return the places in a buffer into which the parts are received."""
@@ -72,14 +75,4 @@ class Packing:
 
 
 def as_bytes(buffer: Tensor) -> Bytes:
-    array: Bytes = buffer.numpy()
-    return array
-
-
-def _memory(value: Tensor) -> Bytes:
-    return as_bytes(value.detach().cpu().contiguous().flatten().view(torch.uint8))
-
-
-def _together(names: list[str], state: State) -> Bytes:
-    part = Packing({name: state[name] for name in names})
-    return as_bytes(part.packed(state)[: part.extents[names[-1]].stop])
+    return buffer.numpy()

@@ -12,15 +12,11 @@ import weakref
 from collections.abc import Callable, Sequence
 from math import prod
 from threading import Lock, local
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from hpcfl.base.lazy import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from hpcfl.base.lazy import Tensor, torch
 
 CHUNK_BYTES = 2**24
 LARGE_BYTES = 2**21  # a large page; what is larger has a chunk to itself, since gaps in shared ones would be large

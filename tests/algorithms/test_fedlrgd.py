@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,10 +15,10 @@ import torch
 
 from helpers.toys import Rounds, Toy, planned
 from hpcfl import store
+from hpcfl.algorithms.base import ServerState
 from hpcfl.algorithms.fedlrgd import low_rank
 from hpcfl.algorithms.fedlrgd.algorithm import INVERSE, POINTS, FedLrgd
 from hpcfl.algorithms.fedlrgd.low_rank import Bound, Inverse, flat, shaped
-from hpcfl.algorithms.fedlrgd.safeguard import Descent, Safeguard
 from hpcfl.base.errors import UsageError
 from hpcfl.commands.show import summary
 from hpcfl.config import from_table
@@ -281,36 +284,49 @@ def test_bound_by_hand() -> None:
 # the descent
 
 
-def test_descends_as_far_as_it_is_told() -> None:
+Gradient = Callable[[torch.Tensor], torch.Tensor]
+Descend = Callable[..., ServerState]
+
+
+@pytest.fixture
+def descend(monkeypatch: pytest.MonkeyPatch) -> Descend:
+    """Lets the server descend from where a method of one tensor begins, or has come to, along a gradient."""
+
+    def go(start: torch.Tensor, gradient: Gradient, state: ServerState | None = None, **keys: Any) -> ServerState:
+        task: Any = SimpleNamespace(penalty=0.0, parameter_count=len(start), initial=lambda: {"w": start})
+        along = SimpleNamespace(task=task, gradient=lambda at, _: gradient(at))
+        monkeypatch.setattr(FedLrgd, "_surrogates", lambda *_: along)
+        begun = {"weights": None, "best": start, "least": inf, "taken": 0.0, "halted": 0.0, "norm": 0.0, "heard": 1.0}
+        return FedLrgd(**keys).step(task, state or ServerState({"w": start}, begun), SimpleNamespace(invited=0))
+
+    return go
+
+
+def test_descends_as_far_as_it_is_told(descend: Descend) -> None:
     start = torch.tensor([2.0, -1.0], dtype=torch.float64)
-    descent, guard = Descent(start, start), Safeguard(10.0, start, 10.0)
-    descent.go(lambda at: at, 3, 0.5, 0.0, guard)
-    np.testing.assert_array_equal(descent.theta, start / 8)
-    assert (descent.taken, descent.halted) == (3, False)
-    descent.go(lambda at: at, 100, 0.5, 0.01, guard)
-    assert descent.norm <= 0.01 < 2 * descent.norm
-    taken = descent.taken
-    descent.go(lambda at: at, 100, 0.5, 0.01, guard)
-    assert descent.taken == taken
+    state = descend(start, lambda at: at, steps=3, lr=0.5)
+    np.testing.assert_array_equal(state.shared["w"], start / 8)
+    assert (state.extras["taken"], state.extras["halted"]) == (3, 0)
+    state = descend(start, lambda at: at, state, steps=100, lr=0.5, tolerance=0.01)
+    assert state.extras["norm"] <= 0.01 < 2 * state.extras["norm"]
+    again = descend(start, lambda at: at, state, steps=100, lr=0.5, tolerance=0.01)
+    assert again.extras["taken"] == state.extras["taken"]
 
 
-def test_goes_back_where_it_diverges() -> None:
+def test_goes_back_where_it_diverges(descend: Descend) -> None:
     start = torch.tensor([1.0], dtype=torch.float64)
-    descent, guard = Descent(start, start), Safeguard(4.0, start, 10.0)
-    descent.go(lambda at: -at, 100, 0.5, 0.0, guard)  # 1, 1.5, 2.25, 3.375, 5.0625
-    assert (float(descent.theta), descent.halted, descent.taken) == (1.0, True, 4)
-    descent.go(lambda at: at, 100, 0.5, 0.0, guard)
-    assert (float(descent.theta), descent.taken) == (1.0, 4)
-    lost = Descent(start, start)
-    lost.go(lambda at: at * float("nan"), 5, 0.5, 0.0, guard)
-    assert (float(lost.theta), lost.halted) == (1.0, True)
+    state = descend(start, lambda at: -at, steps=100, lr=0.5, growth=4.0)  # 1, 1.5, 2.25, 3.375, 5.0625
+    assert (float(state.shared["w"]), state.extras["halted"], state.extras["taken"]) == (1.0, 1, 4)
+    state = descend(start, lambda at: at, state, steps=100, lr=0.5, growth=4.0)
+    assert (float(state.shared["w"]), state.extras["taken"]) == (1.0, 4)
+    lost = descend(start, lambda at: at * float("nan"), steps=5, lr=0.5, growth=4.0)
+    assert (float(lost.shared["w"]), lost.extras["halted"]) == (1.0, 1)
 
 
-def test_goes_back_where_it_is_led_too_far() -> None:
+def test_goes_back_where_it_is_led_too_far(descend: Descend) -> None:
     start = torch.tensor([1.0], dtype=torch.float64)
-    descent = Descent(start, start)
-    descent.go(lambda at: -1 / at, 100, 1.0, 0.0, Safeguard(4.0, start, 2.0))  # 1, 2, 2.5, 2.9, 3.24…: ever flatter
-    assert (round(float(descent.theta), 6), descent.halted, descent.taken) == (2.9, True, 4)
+    state = descend(start, lambda at: -1 / at, steps=100, lr=1.0, growth=4.0, reach=2.0)  # 1, 2, 2.5, 2.9, 3.24…
+    assert (round(float(state.shared["w"]), 6), state.extras["halted"], state.extras["taken"]) == (2.9, 1, 4)
 
 
 # whole runs

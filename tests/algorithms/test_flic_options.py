@@ -178,7 +178,7 @@ def test_a_newcomer_aligns_to_the_anchors_as_they_are_served(aligning: dict[str,
     task.oracle_calls[:] = 0
     found = keys.adapted(task, served, seen, 1)
     calls = task.oracle_calls.copy()
-    anchors, batch = keys._anchors(task, seen), next(task.batches(seen, 0, steps=1))
+    anchors, batch = keys._learner(task, served, {}, seen).terms.anchors, next(task.batches(seen, 0, steps=1))
     z = task.forward(found, batch.x, last=keys.parts(task).above)
     apart = [anchors.distances({MEANS: state[MEANS].expand(2, 4, 3)}, z, batch) for state in (served, first)]
     assert (apart[0] < 0.2 * apart[1]).all()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from helpers.toys import Rounds, full_batch, mlp_task, plain, planned, visits_of
 from hpcfl.algorithms.hf_maml import HfMaml
+from hpcfl.learning.batches import Visits
 from hpcfl.learning.derivatives import hessian_vector_product
 
 SIZES = [6, 9, 7]
@@ -31,6 +33,9 @@ class Quadratic:
         w = params["w"]
         return torch.einsum("ci,cij,cj->c", w, self.a[batch], w) / 2 - (self.v[batch] * w).sum(1)
 
+    def batches(self, visits, size, steps, phase):
+        return [phase] * steps
+
     def count(self, batch, calls):
         assert calls == 2
 
@@ -40,7 +45,8 @@ def test_a_step_on_a_quadratic_is_the_closed_form(hessian):
     task, alpha, beta = Quadratic(), 0.01, 0.1
     w = torch.arange(6, dtype=torch.float64).view(2, 3)
     params = {"w": w.clone()}
-    HfMaml(lr=beta, inner_lr=alpha, hessian=hessian)._step(task, params, 0, 1, 2)
+    method = HfMaml(lr=beta, inner_lr=alpha, hessian=hessian)
+    method.train(task, {}, params, {}, Visits.for_test(0, np.arange(2)))
     eye = torch.eye(3, dtype=torch.float64)
     for client in range(2):
         (a1, a2, a3), (v1, v2, _) = task.a[:, client], task.v[:, client]

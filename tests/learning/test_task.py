@@ -139,7 +139,8 @@ def test_no_graph_is_built_below_the_depth(monkeypatch):
 
     monkeypatch.setattr(Layer, "__call__", watched)
     layers = len(task.layers)
-    for depth in range(1, layers + 2):
+    assert not list(task.backprop(params, batch, [0] * layers))
+    for depth in range(1, layers + 1):
         tracked.clear()
         list(task.backprop(params, batch, [int(number >= depth) for number in range(1, layers + 1)]))
         assert tracked == [number >= depth for number in range(1, layers + 1)]

@@ -8,6 +8,7 @@ import shutil
 import threading
 from collections import OrderedDict
 from pathlib import Path
+from queue import SimpleQueue
 from threading import Event
 from typing import Any
 
@@ -262,16 +263,17 @@ def test_layers_leave_when_they_are_ready_and_a_closed_round_ends_the_pass() -> 
 @pytest.mark.parametrize("name", WHO)
 def test_layers_arrive_in_the_traced_order(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     task = task_of(name)
-    layers, ready = task.layer_names(), layerwise._Backward._ready
+    layers = task.layer_names()
     level = {key: number for number, names in enumerate(layers) for key in names}
     asked = [Event() for _ in layers]  # no gradient is ready before all layers above its own have arrived
     asked[-1].set()
 
-    def held(self: Any, key: str, over: Any) -> None:
-        assert asked[level[key]].wait(60), key
-        ready(self, key, over)
+    class Held(SimpleQueue[Any]):
+        def put(self, told: Any, *more: Any) -> None:
+            assert told not in level or asked[level[told]].wait(60), told
+            super().put(told, *more)
 
-    monkeypatch.setattr(layerwise._Backward, "_ready", held)
+    monkeypatch.setattr(layerwise, "SimpleQueue", Held)
     batch, arrived = next(task.batches(visits_of(task, [0]), 0, steps=1)), []
     for number, _, _ in task.backprop(own_params(task, 1), batch, [1] * len(layers), Event()):
         arrived.append(number)

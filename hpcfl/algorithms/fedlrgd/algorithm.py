@@ -13,32 +13,31 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from hpcfl.algorithms.base import Algorithm, ServerState
+from hpcfl.algorithms.base import (
+    Algorithm,
+    Batch,
+    Client,
+    Extras,
+    Header,
+    Model,
+    Participation,
+    ServerState,
+    Task,
+    Visits,
+)
 from hpcfl.algorithms.fedlrgd import smoothness
 from hpcfl.algorithms.fedlrgd.low_rank import COPIES, Bound, Surrogates, conditioning, flat, shaped, solved
-from hpcfl.algorithms.fedlrgd.safeguard import Descent, Safeguard
 from hpcfl.algorithms.fedlrgd.smoothness import kinks, missing_classes, server_samples
 from hpcfl.base.device_copy import on_device
 from hpcfl.base.errors import UsageError, refusal
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.rng import keyed
-from hpcfl.sums.message import Block
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.algorithms.base import Client, Extras
-    from hpcfl.base.types import State
-    from hpcfl.data import Header
-    from hpcfl.learning.batches import Batch, Visits
-    from hpcfl.learning.task import Task
-    from hpcfl.models import Model
-    from hpcfl.schedule.participation import Participation
-    from hpcfl.sums.message import Layout, Sums
+from hpcfl.base.types import State
+from hpcfl.sums.message import Block, Layout, Sums
 
 POINTS, INVERSE, SUMS = "points", "inverse", "sums"  # ϑ [r, p]; (G^(i))⁻ᵀ [p, r, r]; of a visit [r, p]
 MEGABYTE = 2**20
@@ -171,27 +170,27 @@ class FedLrgd(Algorithm):
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         task, weight = self._reweighted(task), visits.weights("samples")
-        means = [self._mean(task, point, visits) for point in shared[POINTS]]
-        sums = torch.stack([gradient for gradient, _ in means], 1).double()
+        held, gradients, losses = torch.from_numpy(visits.samples), list[Tensor](), list[Tensor]()
+        for point in shared[POINTS]:  # the mean gradient there of each client's samples, [c, p], and their mean loss
+            at = task.replicate(shaped(point, task.initial()), visits)
+            gradient = 0.0 * flat(at, 1)
+            loss = gradient[:, 0]
+            for batch in task.batches(visits, self.batch, epochs=1).padded():
+                found, each = task.gradients(at, batch)
+                counts = torch.tensor(batch.sample_counts(), dtype=gradient.dtype)
+                share = on_device(counts / held.to(gradient.dtype), gradient.device)
+                gradient, loss = gradient + share[:, None] * flat(found, 1), loss + share * each
+            gradients.append(gradient)
+            losses.append(loss)
+        sums = torch.stack(gradients, 1).double()
         if self.solve_at == "client":
             sums = solved(shared[INVERSE], sums)
-        yield {"loss": (torch.stack([loss for _, loss in means]).mean(0), weight)}
+        yield {"loss": (torch.stack(losses).mean(0), weight)}
         if not self.pipelined:
             yield {SUMS: (sums, weight)}
         for k in range(self.rank if self.pipelined else 0):
             yield {f"{SUMS}{k}": (sums[:, k], weight)}
         return {}
-
-    def _mean(self, task: Task, point: Tensor, visits: Visits) -> tuple[Tensor, Tensor]:
-        """Return the mean gradient of each client's samples, ``[c, p]``, and their mean loss, ``[c]``."""
-        at = task.replicate(shaped(point, task.initial()), visits)
-        gradient = 0.0 * flat(at, 1)
-        loss, held = gradient[:, 0], torch.from_numpy(visits.samples).to(gradient.dtype)
-        for batch in task.batches(visits, self.batch, epochs=1).padded():
-            gradients, each = task.gradients(at, batch)
-            share = on_device(torch.tensor(batch.sample_counts(), dtype=held.dtype) / held, gradient.device)
-            gradient, loss = gradient + share[:, None] * flat(gradients, 1), loss + share * each
-        return gradient, loss
 
     def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
         if sums.invited:
@@ -199,15 +198,12 @@ class FedLrgd(Algorithm):
         if state.extras["heard"] > 0:
             return self._descended(task, state)
         if self.solve_at == "client" and not state.shared[INVERSE].any():
-            return self._inverted(task, state)
+            inverse, parts = torch.empty_like(state.shared[INVERSE]), []
+            for columns, part in self._surrogates(task).inverses(state.shared[POINTS], *self._cut(task)):
+                inverse[columns] = part.values
+                parts.append((part.condition, part.cut))
+            return ServerState(state.shared | {INVERSE: inverse}, {**state.extras, **conditioning(parts)})
         return state
-
-    def _inverted(self, task: Task, state: ServerState) -> ServerState:
-        inverse, parts = torch.empty_like(state.shared[INVERSE]), []
-        for columns, part in self._surrogates(task).inverses(state.shared[POINTS], *self._cut(task)):
-            inverse[columns] = part.values
-            parts.append((part.condition, part.cut))
-        return ServerState(state.shared | {INVERSE: inverse}, {**state.extras, **conditioning(parts)})
 
     def _weighted(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
         """Return the state with the weights that follow from what was sent; who is missing is taken for like the rest.
@@ -237,19 +233,24 @@ class FedLrgd(Algorithm):
         """Return the state some steps further down (eq. 42)."""
         surrogates, like, extras = self._surrogates(task), task.initial(), state.extras
         apart = task.penalty - surrogates.task.penalty
-
-        def gradient(at: Tensor) -> Tensor:
-            return surrogates.gradient(at, extras["weights"]) + apart * at
-
+        theta, best = flat({name: state.shared[name] for name in like}), extras["best"]
+        start, reach = flat(like), self.reach * self.scale * task.parameter_count**0.5
         least, taken, halted, norm = (extras[name] for name in ("least", "taken", "halted", "norm"))
-        theta = flat({name: state.shared[name] for name in like})
-        descent = Descent(theta, extras["best"], least, int(taken), bool(halted), norm)
-        guard = Safeguard(self.growth, flat(like), self.reach * self.scale * task.parameter_count**0.5)
-        descent.go(gradient, self.steps, self.lr, self.tolerance, guard)
-        reached = {name: value.clone() for name, value in shaped(descent.theta, like).items()}
-        numbers = {"least": descent.least, "norm": descent.norm, "taken": float(descent.taken)}
-        numbers["halted"] = float(descent.halted)
-        return ServerState(state.shared | reached, {**extras, **numbers, "best": descent.best})
+        for _ in range(0 if halted else self.steps):
+            slope = surrogates.gradient(theta, extras["weights"]) + apart * theta
+            norm, far = float(slope.norm()), float((theta - start).norm()) > reach
+            if norm <= least and not far:
+                best, least = theta, norm
+            if far or not norm <= self.growth * least:
+                theta, norm, halted = best, least, 1.0
+                break
+            if norm <= self.tolerance:
+                break
+            theta = (theta - self.lr * slope).to(theta)
+            taken += 1
+        reached = {name: value.clone() for name, value in shaped(theta, like).items()}
+        numbers = {"least": least, "norm": norm, "taken": taken, "halted": halted}
+        return ServerState(state.shared | reached, {**extras, **numbers, "best": best})
 
     def _reweighted(self, task: Task) -> Task:
         return task.without_penalty() if self.penalty == "exact" else task

@@ -9,17 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from hpcfl.base.lazy import torch
+from hpcfl.algorithms.base import Batch, State, Task
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.learning import derivatives
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.base.types import State
-    from hpcfl.learning.batches import Batch
-    from hpcfl.learning.task import Task
 
 COPIES = 4
 """What a pass needs with its gradients, in their own size."""

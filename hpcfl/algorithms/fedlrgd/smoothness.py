@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from hpcfl.algorithms.base import Batch, Task
 from hpcfl.base.errors import UsageError
-
-if TYPE_CHECKING:
-    from hpcfl.learning.batches import Batch
-    from hpcfl.learning.task import Task
 
 
 def server_samples(task: Task, who: str) -> Batch:

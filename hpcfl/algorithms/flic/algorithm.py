@@ -16,8 +16,9 @@ after that last round, here to those that are served last.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
+from hpcfl.algorithms.base import Block, Client, Extras, IteratedReduction, Layout, ServerState, Sums, Task, Visits
 from hpcfl.algorithms.flic.anchors import Anchors, TargetAnchors, changes, held
 from hpcfl.algorithms.flic.barycenters import Barycenters
 from hpcfl.algorithms.flic.config import FACTORS, MEANS, FlicKeys
@@ -26,15 +27,8 @@ from hpcfl.algorithms.flic.phases import REALIGNING, REALIGNING_AGAIN, Learner, 
 from hpcfl.base.device_copy import on_device
 from hpcfl.base.lazy import torch
 from hpcfl.base.rng import keyed
-from hpcfl.learning.optim import FINE_TUNING
-from hpcfl.sums.message import Block
-
-if TYPE_CHECKING:
-    from hpcfl.algorithms.base import Client, Extras, IteratedReduction, ServerState
-    from hpcfl.base.types import State
-    from hpcfl.learning.batches import Visits
-    from hpcfl.learning.task import Task
-    from hpcfl.sums.message import Layout, Sums
+from hpcfl.base.types import State
+from hpcfl.learning.optim import FINE_TUNING, stacked
 
 
 class Flic(FlicKeys):
@@ -142,7 +136,12 @@ class Flic(FlicKeys):
     def _learner(self, task: Task, shared: State, personal: State, visits: Visits, testing: bool = False) -> Learner:
         params = self._begun(task, shared, personal, visits)
         weights = self.lambda1, self.lambda2, self.draws or self.batch
-        terms = Terms(task, self.parts(task), self._anchors(task, visits), *weights)
+        _, dimension = self.size(task)
+        anchors: Anchors | TargetAnchors = TargetAnchors(len(visits.clients), dimension)
+        if task.federation.classes > 1:
+            groups = on_device(torch.tensor(self.meta or range(task.federation.classes)), task.device)
+            anchors = Anchors(held(task, visits.clients, groups), groups, dimension, self.distance, self.deviation)
+        terms = Terms(task, self.parts(task), anchors, *weights)
         return Learner(self, task, visits, terms, params, FINE_TUNING if testing else 0)
 
     def _begun(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
@@ -150,13 +149,6 @@ class Flic(FlicKeys):
         rows = len(visits.clients)
         served = {name: shared[name].expand(rows, *shared[name].shape) for name in (MEANS, FACTORS) if name in shared}
         return {name: value.clone() for name, value in (task.replicate(shared, visits) | served | personal).items()}
-
-    def _anchors(self, task: Task, visits: Visits) -> Anchors | TargetAnchors:
-        _, dimension = self.size(task)
-        if task.federation.classes == 1:
-            return TargetAnchors(len(visits.clients), dimension)
-        groups = on_device(torch.tensor(self.meta or range(task.federation.classes)), task.device)
-        return Anchors(held(task, visits.clients, groups), groups, dimension, self.distance, self.deviation)
 
     def server(self, task: Task, shared: State, sums: Sums) -> State:
         after = super().server(task, shared, sums)
@@ -201,8 +193,7 @@ class Flic(FlicKeys):
         return parts.mixed(learner.params)
 
     def adapted(self, task: Task, shared: State, visits: Visits, epochs: int) -> State:
-        states = [self.init_client(task, int(client)) for client in visits.clients]
-        personal = {name: torch.stack([state[name] for state in states]) for name in states[0]}
+        personal = stacked([self.init_client(task, int(client)) for client in visits.clients])
         learner = self._learner(task, shared, personal, visits, testing=True)
         if epochs:  # who took part aligned to the first anchors; a newcomer is sent the last ones and no others
             learner.pretrain({name: shared[name] for name in (MEANS, FACTORS) if name in shared})

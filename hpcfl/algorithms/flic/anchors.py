@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
+from hpcfl.algorithms.base import Batch, Ints, State, Task
 from hpcfl.algorithms.flic.config import FACTORS, MEANS
 from hpcfl.base.device_copy import on_device
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.rng import StepKey
-from hpcfl.base.types import Ints, State
-from hpcfl.learning.batches import Batch
-from hpcfl.learning.task import Task
 from hpcfl.math import gaussian
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -53,8 +48,7 @@ class Anchors:
     @cached_property
     def numbers(self) -> list[int]:
         """How many anchors each client holds samples of, ``[c]``."""
-        counts: list[int] = self.real.sum(1).tolist()
-        return counts
+        return self.real.sum(1).tolist()
 
     def of(self, rows: Tensor) -> Anchors:
         return replace(self, slots=self.slots[rows])
@@ -65,7 +59,12 @@ class Anchors:
         empirical = gaussian.moments(points, mask)
         means, factor = self._of(params[MEANS]), self._factors(params)
         if self.distance == "samples":
-            means, factor = self._sampled(means, factor, mask, batch.key)
+            # mean and factor of the moments of as many samples as the mask has rows
+            counts = mask.sum(-1).amax(-1).tolist()
+            noise = _times(self._noise(batch.key, counts, "samples of anchors").to(means.dtype), factor)
+            drawn = gaussian.moments(noise, mask)
+            spread = (drawn.count - self._ddof).clamp(min=1).to(noise.dtype).rsqrt()[..., None, None]
+            means, factor = means + drawn.mean, (drawn.centred * spread).mT
         covariance = gaussian.bures_factor_squared(factor, empirical.centred, empirical.count, self._ddof)
         each = (means - empirical.mean).square().sum(-1) + covariance
         return torch.where(empirical.count > 0, each, 0.0).sum(1)
@@ -109,14 +108,6 @@ class Anchors:
             shape = slots, count, self.dimension
             row[:slots, :count] = rng.standard_normal(shape, dtype="float32")
         return on_device(torch.from_numpy(noise), self.slots.device)
-
-    def _sampled(self, means: Tensor, factor: Tensor | float, mask: Tensor, key: StepKey) -> tuple[Tensor, Tensor]:
-        """Return mean and factor of the moments of as many samples as `mask` ``[c, h, n]`` has rows."""
-        counts = mask.sum(-1).amax(-1).tolist()
-        noise = _times(self._noise(key, counts, "samples of anchors").to(means.dtype), factor)
-        empirical = gaussian.moments(noise, mask)
-        spread = (empirical.count - self._ddof).clamp(min=1).to(noise.dtype).rsqrt()[..., None, None]
-        return means + empirical.mean, (empirical.centred * spread).mT
 
 
 @dataclass(frozen=True)

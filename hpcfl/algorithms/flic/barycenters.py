@@ -9,19 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from functools import cache
-from typing import TYPE_CHECKING
 
-from hpcfl.algorithms.base import IteratedReduction
+from hpcfl.algorithms.base import Block, IteratedReduction, Message, State, Sums
 from hpcfl.algorithms.flic.config import FACTORS
-from hpcfl.base.lazy import torch
-from hpcfl.base.types import State
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.math.barycenter import barycenter_term, fixed_point, relative_change, sqrtm_and_inverse
 from hpcfl.math.psd import per_matrix, sqrtm, symmetric
-from hpcfl.sums.message import Block, Message, Sums
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 ROOT, SINCE, COUNTED = "root", "change", "counted"
 """S^½ and its last change, in a query; the weights of all that counted, in a response."""
@@ -101,8 +94,10 @@ def _covariance(factor: Tensor) -> Tensor:
 
 def _mean(sums: Sums, counted: Tensor, changed: Tensor, rest: Tensor) -> Tensor:
     """Return the mean over all that counted: of the visits that changed an anchor as summed, of the others `rest`."""
-    size = rest.shape[-1]
-    total = torch.stack([_whole(sums.total(sent(number)), size) for number in range(len(rest))])
+    rows, columns = _lower(rest.shape[-1])
+    total = torch.zeros_like(rest)
+    for number, matrix in enumerate(total):
+        matrix[rows, columns] = matrix[columns, rows] = sums.total(sent(number))
     whole = total + (counted - changed)[:, None, None] * rest
     return whole / torch.where(counted > 0, counted, 1.0)[:, None, None]
 
@@ -110,11 +105,3 @@ def _mean(sums: Sums, counted: Tensor, changed: Tensor, rest: Tensor) -> Tensor:
 @cache
 def _lower(size: int) -> Tensor:
     return torch.tril_indices(size, size)
-
-
-def _whole(triangle: Tensor, size: int) -> Tensor:
-    rows, columns = _lower(size)
-    matrix = triangle.new_zeros(size, size)
-    matrix[rows, columns] = triangle
-    matrix[columns, rows] = triangle
-    return matrix

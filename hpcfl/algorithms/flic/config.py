@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.base import Algorithm, Header, Model, Participation
 from hpcfl.base.errors import UsageError, refusal
-
-if TYPE_CHECKING:
-    from hpcfl.data import Header
-    from hpcfl.models import Model
-    from hpcfl.schedule.participation import Participation
 
 MEANS, FACTORS = "anchor.means", "anchor.factors"
 """Names of v ``[C, k]`` and L ``[C, k, k]`` in the shared state."""

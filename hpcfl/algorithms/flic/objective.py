@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from hpcfl.algorithms.base import Batch, State, Task
 from hpcfl.algorithms.flic.anchors import Anchors, TargetAnchors
 from hpcfl.algorithms.flic.config import MEANS
 from hpcfl.base.errors import UsageError
-from hpcfl.base.lazy import torch
-from hpcfl.base.types import State
-from hpcfl.learning.batches import Batch
-from hpcfl.learning.task import Task
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from hpcfl.base.lazy import Tensor, torch
 
 OWN = "own."
 """What begins the names of personal copies of shared tensors (L2GD)."""
@@ -93,14 +87,12 @@ class Terms:
 
     def joint(self, params: State, batch: Batch) -> Tensor:
         """Return loss and both terms, what embedding and classifier learn by where they step together."""
-        losses = self.embedding(params, batch)
-        return losses + self.lambda2 * self._of_samples(self.parts.mixed(params), batch) if self.lambda2 else losses
+        return self._with_samples(self.embedding(params, batch), self.parts.mixed(params), batch)
 
     def above(self, params: State, batch: Batch) -> Tensor:
         """Return loss and what samples of the anchors add to it: what all above the latent space learns by."""
         params = self.parts.mixed(params)
-        loss = self.task.losses(params, batch)
-        return loss + self.lambda2 * self._of_samples(params, batch) if self.lambda2 else loss
+        return self._with_samples(self.task.losses(params, batch), params, batch)
 
     def anchoring(self, params: State, batch: Batch) -> Tensor:
         """Return what the anchors learn by."""
@@ -109,9 +101,7 @@ class Terms:
             with torch.no_grad():
                 z = self.latent(params, batch)
             losses = losses + self.lambda1 * self.anchors.distances(params, z, batch)
-        if self.lambda2:
-            losses = losses + self.lambda2 * self._of_samples(self.parts.mixed(params), batch)
-        return losses
+        return self._with_samples(losses, self.parts.mixed(params), batch)
 
     def released(self, params: State, batch: Batch) -> Tensor:
         """Return the distance and the loss of all anchors' means: what the released code moves the anchors by."""
@@ -130,7 +120,10 @@ class Terms:
     def _outputs(self, params: State, z: Tensor, batch: Batch) -> Tensor:
         return self.task.forward(params, z, batch.key, first=self.parts.above)
 
-    def _of_samples(self, params: State, batch: Batch) -> Tensor:
+    def _with_samples(self, losses: Tensor, params: State, batch: Batch) -> Tensor:
+        """Return losses with what samples of the anchors add to them."""
+        if not self.lambda2:
+            return losses
         drawn = self.anchors.drawn(params, batch.key, self.draws)
         self.task.passed(batch, drawn.counts)
-        return self.anchors.losses(self._outputs(params, drawn.points, batch), drawn)
+        return losses + self.lambda2 * self.anchors.losses(self._outputs(params, drawn.points, batch), drawn)

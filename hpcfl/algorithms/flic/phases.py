@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
+from hpcfl.algorithms.base import Batch, State, Task, Visits
 from hpcfl.algorithms.flic.config import FACTORS, MEANS, FlicKeys
 from hpcfl.algorithms.flic.objective import Terms
-from hpcfl.base.lazy import torch
-from hpcfl.base.types import State
-from hpcfl.learning.batches import PHASE_STEPS, Batch, Batches, Visits
+from hpcfl.base.lazy import Tensor, torch
+from hpcfl.learning.batches import PHASE_STEPS, Batches
 from hpcfl.learning.optim import Adam, Optimizer, ParamGroup, Sgd, train
-from hpcfl.learning.task import Task
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 SHARED, LOCAL, ANCHORING, PRETRAINING, REALIGNING, REALIGNING_AGAIN, MOVING = range(7)
 """The phases of a visit: each has batches and random numbers of its own, each step on one batch from `MOVING` on."""
@@ -47,7 +41,10 @@ class Learner:
         if len(rows):
             part = {name: value[rows] for name, value in self.params.items()}
             part |= {name: value.expand(len(rows), *value.shape) for name, value in first.items()}
-            self._of(rows, part)._align(self.keys.pretrain, self.keys.pretrain_batch, PRETRAINING)
+            visits = replace(self.visits, clients=self.visits.clients[rows.cpu().numpy()])
+            terms = replace(self.terms, anchors=self.terms.anchors.of(rows))
+            some = replace(self, visits=visits, terms=terms, params=part)
+            some._align(self.keys.pretrain, self.keys.pretrain_batch, PRETRAINING)
             for name in self.terms.parts.embedding:
                 self.params[name][rows] = part[name]
             flags[rows] = 1.0
@@ -131,11 +128,6 @@ class Learner:
         batches = self.task.batches(self.visits, batch, epochs, phase=self.offset + phase)
         group = ParamGroup(self.terms.parts.embedding, self.optimiser(), self.terms.alignment)
         train(self.task, self.params, batches, [group])
-
-    def _of(self, rows: Tensor, params: State) -> Learner:
-        visits = replace(self.visits, clients=self.visits.clients[rows.cpu().numpy()])
-        terms = replace(self.terms, anchors=self.terms.anchors.of(rows))
-        return replace(self, visits=visits, terms=terms, params=params)
 
 
 def first_memory(anchors: State) -> State:

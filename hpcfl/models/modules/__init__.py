@@ -4,13 +4,9 @@ from typing import TYPE_CHECKING
 
 from hpcfl.base.lazy import Lazy
 
+__all__ = ["custom", "layers", "module", "narrow", "tracing"]
+
 if TYPE_CHECKING:
-    from hpcfl.models.modules import custom as custom
-    from hpcfl.models.modules import layers as layers
-    from hpcfl.models.modules import module as module
-    from hpcfl.models.modules import narrow as narrow
-    from hpcfl.models.modules import tracing as tracing
+    from hpcfl.models.modules import custom, layers, module, narrow, tracing
 else:
-    custom, layers, module, narrow, tracing = (
-        Lazy(f"{__name__}.{name}") for name in ("custom", "layers", "module", "narrow", "tracing")
-    )
+    custom, layers, module, narrow, tracing = (Lazy(f"{__name__}.{name}") for name in __all__)

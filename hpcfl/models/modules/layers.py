@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from math import inf
@@ -62,8 +62,7 @@ class Layer:
     @property
     def nonsmooth(self) -> list[str]:
         """Kinds of modules that are continuous, but whose gradients are not Lipschitz."""
-        rough = [part for part in self.modules if isinstance(part, KINKED) or getattr(part, "smoothness", inf) <= 1]
-        return [type(part).__name__ for part in rough]
+        return rough(self.modules)
 
     @property
     def random(self) -> bool:
@@ -117,6 +116,13 @@ class Layer:
             with seeded(drawn, x.device), keyed(None if seeds is None else seeds[row], first):
                 rows.append(_with_parameters(module, own, x[row : row + 1]))
         return torch.cat(rows)
+
+
+def rough(parts: Iterable[nn.Module]) -> list[str]:
+    """Return the kinds of modules that are continuous, but whose gradients are not Lipschitz."""
+    smooth = {part: getattr(part, "smoothness", inf) for part in parts}
+    kinked = [part for part, eta in smooth.items() if isinstance(part, KINKED) or (isinstance(eta, float) and eta <= 1)]
+    return sorted({type(part).__name__ for part in kinked})
 
 
 def _draws(module: nn.Module) -> bool:

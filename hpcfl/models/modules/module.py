@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
-from math import inf
 from typing import Any, Literal
 
 import torch
@@ -16,7 +15,7 @@ from hpcfl.base.plugins import reason
 from hpcfl.base.rng import StepKey
 from hpcfl.base.types import State
 from hpcfl.models.modules.dropout import keyed, seeds_of
-from hpcfl.models.modules.layers import KINKED
+from hpcfl.models.modules.layers import rough
 from hpcfl.models.modules.tracing import Findings, at_once, seeded
 
 Part = Literal["all", "below", "above"]
@@ -66,9 +65,7 @@ class Whole:
     @property
     def nonsmooth(self) -> list[str]:
         """Kinds of modules that are continuous, but whose gradients are not Lipschitz."""
-        parts = [(part, getattr(part, "smoothness", inf)) for part in self._module.modules()]
-        rough = [part for part, eta in parts if isinstance(part, KINKED) or (isinstance(eta, float) and eta <= 1)]
-        return sorted({type(part).__name__ for part in rough})
+        return rough(self._module.modules())
 
     def integer(self, name: str) -> bool:
         """Return whether a buffer counts something."""
@@ -248,24 +245,18 @@ class Whole:
         self._keep(key, row, after)
         return outputs
 
-    def _run(self, x: Tensor) -> Tensor:
-        """Run the module, or the part of it that is asked for."""
-        if self._part == ALL:
-            outputs: Tensor = self._module(x)
-            return outputs
-        return self._below(x) if self._part == "below" else self._above(x)
-
     def _plain(self, params: State, buffers: State, x: Tensor, seed: Tensor | None = None) -> tuple[Tensor, State]:
         """Run the module with these tensors in place of its own; return its outputs, and the buffers as they are then.
 
         A module may have changed a buffer in place, or have put another tensor there.
         """
+        parts: dict[Part, Any] = {"all": self._module, "below": self._below, "above": self._above}
         values, own = params | buffers, [held[key] for held, key, _ in self._places]
         try:
             for held, key, name in self._places:
                 held[key] = values[name]
             with keyed(seed):
-                outputs = self._run(x)
+                outputs: Tensor = parts[self._part](x)
             after = {name: held[key] for held, key, name in self._places if name in buffers}
         finally:
             for (held, key, _), value in zip(self._places, own):
