@@ -18,7 +18,7 @@ def test_a_planted_change_is_found(tmp_path: Path) -> None:
     for name in ("hpcfl", "jobs", "examples"):
         shutil.copytree(ROOT / name, old / name, ignore=shutil.ignore_patterns("__pycache__", "flic-linear.toml"))
     file = old / "hpcfl" / "algorithms" / "salf.py"
-    change = "params[name] - start[name][:count]"
+    change = "value - start[name][: len(value)]"
     assert file.read_text().count(change) == 1
     file.write_text(file.read_text().replace(change, f"({change}) * 0.999999"))
     numbered = old / "hpcfl" / "store" / "attributes.py"

@@ -147,6 +147,7 @@ class Process:
     turn: int = 0  # so often it has waited: who wakes it up for an earlier time comes too late
     over: bool = False
     error: BaseException | None = None
+    thread: threading.Thread | None = None
 
 
 class Network:
@@ -230,7 +231,8 @@ class Network:
             process.over = True
             self._back.release()
 
-        threading.Thread(target=body, name=f"rank {rank} {name}", daemon=True).start()
+        process.thread = threading.Thread(target=body, name=f"rank {rank} {name}", daemon=True)
+        process.thread.start()
         self.at(when, lambda: self._resume(process, 0))
         return process
 
@@ -250,6 +252,8 @@ class Network:
         for process in self._processes:
             while not process.over:
                 self._hand_over(process)
+            if process.thread is not None:
+                process.thread.join()  # one that ends beside the interpreter would abort it
 
     def wait(self, seconds: float, wake: bool = True) -> None:
         """Let others have their turn for so many seconds, or until something comes for this rank."""

@@ -120,7 +120,7 @@ def alike(one: Path, other: Path) -> None:
         assert left.keys() == right.keys()
         for name, value in left.items():
             if value.dtype.kind == "f":
-                np.testing.assert_allclose(value, right[name], rtol=2e-6, atol=1e-8, err_msg=name)
+                np.testing.assert_allclose(value, right[name], rtol=2e-6, atol=1e-7, err_msg=name)
             else:
                 np.testing.assert_array_equal(value, right[name], err_msg=name)
 
