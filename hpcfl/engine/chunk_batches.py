@@ -82,9 +82,10 @@ class Bundles:
 
     def hold(self, chunks: Iterable[Chunk]) -> None:
         """Read what all clients of some chunks hold, if visits are to fill slots: graphs pick from one array."""
-        if self.slots is None:
+        clients = np.array([client for chunk in chunks for client in chunk.clients.tolist()], dtype=np.int64)
+        if self.slots is None or not len(clients):  # the server hosts none
             return
-        clients, federation = np.concatenate([chunk.clients for chunk in chunks]), self.task.federation
+        federation = self.task.federation
         sample = max(int(np.prod(shape)) for shape in federation.shapes) * self.task.dtype.itemsize
         if sample * int(federation.train_sizes[clients].sum()) <= memory_of(self.task.device) // DATA_SHARE:
             self.task.hold(clients)
