@@ -80,12 +80,11 @@ class Bundles:
         self.bytes = most if able else 0
         self.slots = task.slots if isinstance(algorithm, LocalTraining) else None
 
-    def hold(self, chunks: Iterable[Chunk]) -> None:
+    def hold(self, chunks: Sequence[Chunk]) -> None:
         """Read what all clients of some chunks hold, if visits are to fill slots: graphs pick from one array."""
-        clients = np.array([client for chunk in chunks for client in chunk.clients.tolist()], dtype=np.int64)
-        if self.slots is None or not len(clients):  # the server hosts none
+        if self.slots is None or not chunks:  # the server hosts none
             return
-        federation = self.task.federation
+        clients, federation = np.concatenate([chunk.clients for chunk in chunks]), self.task.federation
         sample = max(int(np.prod(shape)) for shape in federation.shapes) * self.task.dtype.itemsize
         if sample * int(federation.train_sizes[clients].sum()) <= memory_of(self.task.device) // DATA_SHARE:
             self.task.hold(clients)

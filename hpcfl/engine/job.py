@@ -21,7 +21,7 @@ from hpcfl.base.types import Computing, Floats, Ints, Shape, State
 from hpcfl.config import Config
 from hpcfl.data import Federation
 from hpcfl.engine.border import Border
-from hpcfl.engine.chunk_batches import Bundles
+from hpcfl.engine.chunk_batches import MOST, Bundles
 from hpcfl.engine.hangs import Moves
 from hpcfl.engine.uneven import evenly
 from hpcfl.learning import batchnorm
@@ -38,7 +38,6 @@ from hpcfl.sums.layers import Layers
 from hpcfl.sums.message import Arrived
 
 FILLING_BYTES = 2**28  # of models, and of a step's samples: from there on a large GPU's memory is busy
-MOST = 1024  # visits of a filling: more gain nothing
 
 
 @dataclass

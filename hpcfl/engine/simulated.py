@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -167,7 +167,7 @@ class Simulated(Rounds):
 def visit(
     job: Job,
     plan: Plan,
-    chunks: Iterable[Chunk],
+    chunks: Sequence[Chunk],
     now: Progress,
     sums: ExactSums,
     kept: list[Message] | None = None,
