@@ -22,9 +22,10 @@ from hpcfl.engine.record import Record
 from hpcfl.mpi.transport import idle
 from hpcfl.realtime.lane import Lane, PendingReceive
 from hpcfl.realtime.lanes import Lanes
-from hpcfl.realtime.orders import Command, Op, StateReply
+from hpcfl.realtime.orders import Command, Op
 from hpcfl.realtime.outcome import add_all
-from hpcfl.realtime.server import SAVE_SECONDS, Server
+from hpcfl.realtime.questions import SAVE_SECONDS
+from hpcfl.realtime.server import Server
 from hpcfl.schedule.plan import Plan
 from hpcfl.schedule.planner import Came, check_fruitless, counts, enough, planned
 from hpcfl.sums.guard import NO_GROUP, NOT_FINITE, Rejection
@@ -165,7 +166,7 @@ class ArrivalsServer(Server):
         client, whole = flight.client, bool(lane.arrived)
         when = _arrival(lane)[0] if whole else time.monotonic()
         if not whole:
-            lane.close(Command(Op.CLOSE, counted=lane.counted))
+            lane.close(Command(Op.CLOSE))
         flights.due[client] = np.nan
         groups = 0 if one is None or (job.planner.whole and not whole) else len(one.times)
         if one is None or not groups:
@@ -255,8 +256,7 @@ class ArrivalsServer(Server):
     def _invite(self, lane: Lane, client: int, now: Progress) -> None:
         version, number = int(now.flights.version[client]), int(now.flights.number[client])
         ends = self.rules.max_seconds or self.rules.closes_after(version, ())
-        head = Op.VISIT, version, number, ends
-        command = Command(*head, counted=lane.counted, cohort=np.array([client], dtype=np.int64))
+        command = Command(Op.VISIT, version, number, ends, cohort=np.array([client], dtype=np.int64))
         sent = time.monotonic()
         lane.invite(command, self.packing.sent(now.served[version]))
         self.at_work[lane] = Flight(client, sent, sent + (self.rules.max_seconds or inf))
@@ -275,7 +275,7 @@ class ArrivalsServer(Server):
     def _close(self, lane: Lane) -> None:
         """Stop the visit that a lane is at, if it is at one."""
         if lane.state == "active":
-            lane.close(Command(Op.CLOSE, counted=lane.counted))
+            lane.close(Command(Op.CLOSE))
 
     def _halt(self) -> None:
         """Stop all visits: no more rounds are to come. They remain those of clients that are at work."""
@@ -292,18 +292,6 @@ class ArrivalsServer(Server):
     def leave(self, round: int, stopped: int, without_dead: bool) -> tuple[list[int], bool]:
         self._halt()
         return super().leave(round, stopped, without_dead)
-
-    def _has_sent(self, lane: Lane, reply: StateReply) -> bool:
-        if lane.state != "active" or lane not in self.at_work:
-            return super()._has_sent(lane, reply)
-        if lane.owes_state:
-            return False
-        lane.ask_meanwhile(Command(Op.SAVE, counted=lane.counted), reply.receive)
-        limit = self._save_seconds(reply)
-        for seconds in self.lanes.waiting("personal state", lambda: [lane] if lane.owes_state else []):
-            if seconds > limit or lane.state == "dead":
-                return False
-        return not lane.owes_state
 
 
 def _arrival(lane: Lane) -> tuple[float, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -15,7 +14,6 @@ from hpcfl.base.errors import RunError
 from hpcfl.base.lazy import MPI
 from hpcfl.base.memory import freeze
 from hpcfl.base.types import State
-from hpcfl.engine.checkpointing import begun
 from hpcfl.engine.job import Job
 from hpcfl.engine.profile import Phases
 from hpcfl.mpi.channel import Pair, Requests
@@ -23,10 +21,10 @@ from hpcfl.mpi.placement import Topology, Turn
 from hpcfl.mpi.waiting import Patience, doze
 from hpcfl.realtime.executor import Executor, Worker
 from hpcfl.realtime.frames import FrameFormat, StagedFrame, frame_formats, narrow_formats
-from hpcfl.realtime.orders import Command, Handover, Op, StateReply, TableReply
-from hpcfl.sums.packing import Packing
+from hpcfl.realtime.orders import Command, Op
+from hpcfl.realtime.questions import QUESTIONS
+from hpcfl.sums.packing import Bytes, Packing
 
-PHASE = {Op.VISIT: "compute", Op.CLOSE: "reduction", Op.SCORE: "evaluation", Op.SAVE: "store", Op.WRITE: "store"}
 LOOK_SECONDS = 0.002  # how often a rank that computes looks for the server's word
 SENDING_SECONDS = 0.0002  # and how often while something is being sent
 
@@ -99,9 +97,9 @@ class ClientRank:
         self.local_rank = local_rank
         self.control, self.data = channels
         self._sends: list[tuple[Requests, StagedFrame | None]] = []
-        self._host(topology)
+        self.host(topology)
 
-    def _host(self, topology: Topology) -> None:
+    def host(self, topology: Topology) -> None:
         self.topology = topology
         self.formats = frame_formats(self.job.layout, len(topology.ranks), topology.most(self.job.together))
         self.narrow = narrow_formats(self.job.layout, topology, self.job.together, self.job.parts)
@@ -137,23 +135,30 @@ class ClientRank:
         return self.serve()
 
     def _served(self) -> Command:
-        done = {Op.VISIT: self._visit, Op.CLOSE: self._close, Op.SCORE: self._score, Op.SAVE: self._save}
-        done |= {Op.RELEASE: self._release, Op.PROFILE: self._profile, Op.ADOPT: self._adopt, Op.WRITE: self._write}
         self._listen()
         while True:
             with self.phases.phase("waiting"):
                 doze(self._heard, self._progress) if self.released else self._wait(self._heard)
-            command = Command.unpacked(self._command.copy(), len(self.topology.clients))
+            command = self._heard_command()
             self._begin(command)
-            self._commands += 1
             self.executor.acknowledge(dict(zip(self.topology.clients.tolist(), command.counted.tolist())))
+            if command.op is Op.VISIT:
+                self._listen()
+                with self.phases.phase("compute"):
+                    self._visit(command)
+            elif command.op is Op.CLOSE:
+                with self.phases.phase("reduction"):
+                    self._close()
+                self._listen()
+            else:
+                self._answer(command)
             if command.op is Op.LEAVE:
-                self._wait(self.data.meet())
                 return command
-            if command.op not in (Op.CLOSE, Op.SAVE, Op.WRITE, Op.ADOPT):
-                self._listen()  # these have operations of their own there before the next word
-            with self.phases.phase(PHASE.get(command.op, "other")):
-                done[command.op](command)
+
+    def _heard_command(self) -> Command:
+        """Return what has been heard."""
+        self._commands += 1
+        return Command.unpacked(self._command.copy(), len(self.topology.clients))
 
     def _begin(self, command: Command) -> None:
         """Tell the phases of a round that begins here with this command."""
@@ -169,15 +174,14 @@ class ClientRank:
 
     def _visit(self, command: Command) -> None:
         """Compute the visits that are asked for; send each frame as soon as it is ready."""
-        begun, state = time.monotonic(), self._expect_state()
+        begun = time.monotonic()
         facts = command.round, command.attempt, command.stage, command.cohort, command.closes_after
         attempt = self.job.planner.attempt(*facts)
         turns = [turn[self.local_rank] for turn in self.topology.turns(command.cohort, self.job.together)]
         self._turns = turns
         self._posted, self._total = 0, len(turns) * len(self.formats)
         over = self._over = threading.Event()
-        with self.phases.phase("broadcast"):
-            self._wait(*state)
+        self._receive(self.parts)
         work = self.executor.visits
         last = begun + attempt.closes_after - self.executor.spare(attempt.closes_after) / 2
         given = attempt, self.views, turns, self.formats, self.local_rank, over
@@ -203,12 +207,10 @@ class ClientRank:
         if not MPI.Request.Testall(self._heard):
             return False
         command = Command.unpacked(self._command.copy(), len(self.topology.clients))
-        beside = {Op.SAVE: self._save, Op.WRITE: self._write}.get(command.op)
-        if beside is not None:
-            self._commands += 1
-            with self.phases.phase("store"):
-                beside(command)
-        return beside is None
+        if command.op in QUESTIONS and QUESTIONS[command.op].beside:
+            self._answer(self._heard_command())
+            return False
+        return True
 
     def _send_snapshot(self, over: threading.Event) -> None:
         """Send the last snapshot of a visit that has not ended in time, if there is one; the visit ends then."""
@@ -234,7 +236,7 @@ class ClientRank:
         carried = self.data.absent if staged.empty else self.data.summed
         return [*self.data.summed(head), *(request for buffer in large for request in carried(buffer))]
 
-    def _close(self, command: Command) -> None:
+    def _close(self) -> None:
         """Catch up: send as many frames as any rank of the lane has begun to, then say when this one is free."""
         self._over.set()
         begun = -self._posted % len(self.formats) if self.job.planner.whole else 0  # what was begun is finished
@@ -251,78 +253,39 @@ class ClientRank:
             self._progress()
         self._rested()
         self._wait(self.control.meet())
-        self._listen()
 
-    def _rested(self) -> Any:
-        """Wait until the worker is free; return the last thing that it has put."""
-        last = None
+    def _rested(self) -> None:
+        """Wait until the worker is free."""
         while self.worker.busy:
-            result = self.worker.take(LOOK_SECONDS)
-            last = last if result is None else result
+            self.worker.take(LOOK_SECONDS)
             self._progress()
-        return last
 
     # everything else that is asked
 
-    def _score(self, command: Command) -> None:
-        """Test the clients' models on their own test parts."""
-        state = self._expect_state()
-        with self.phases.phase("broadcast"):
-            self._wait(*state)
-        shared = self.executor.placed(self.views)
-        reply = TableReply(self.job.scores, len(self.topology.clients))
-        self.worker.start(lambda put: put(self.executor.scores(command.round, shared)))
-        reply.data[:, self.topology.places(self.local_rank)] = self._rested()
-        self._wait(reply.carried(self.data))
+    def _answer(self, command: Command) -> None:
+        """Do what is asked, and reply."""
+        question = QUESTIONS[command.op]()
+        if not question.alone:
+            self._listen()
+        with self.phases.phase(question.phase):
+            self._receive(self.parts if question.with_state else question.room(self, command))
+            reply = question.reply(self.job, self.topology)
+            self._until(question.begin(self, command, reply))
+            self._wait(reply.send(self.control if question.beside else self.data))
+        if question.alone and command.op is not Op.LEAVE:
+            self._listen()
 
-    def _save(self, command: Command) -> None:
-        """Hand over the acknowledged personal state."""
-        reply = StateReply(self.topology, self.job.like)
-        self._wait(reply.send(self.control, self.local_rank, self.executor.personal()))
-        self._listen()
-
-    def _write(self, command: Command) -> None:
-        """Write the acknowledged personal state, which does not change meanwhile, to the checkpoint of a round."""
-        assert self.store is not None
-        under_way = begun(partial(self.store, command.round, self.executor.personal()))
-        self._until(under_way.done)
-        under_way.result()
-        self._wait(self.control.meet())
-        self._listen()
-
-    def _adopt(self, command: Command) -> None:
-        """Take over the clients of a lost rank, with the personal state that the server has of them."""
-        invited = set(command.cohort.tolist())
-        chunks = [chunk for chunk in self.job.chunks if not invited.isdisjoint(chunk.clients.tolist())]
-        handover = Handover(chunks, self.job.like)
-        self._wait([request for part in handover.received() for request in self.data.down(part)])
-        self.worker.start(lambda put: self.executor.adopt(chunks, handover.states()))
-        self._rested()
-        self._wait(self.data.meet())
-        self._host(self.topology.with_more(chunks))
-        self._listen()
-
-    def _release(self, command: Command) -> None:
-        """Forget everything: all that is still to come is the server's last word."""
-        self._rested()
+    def release(self) -> None:
         self.executor.forget()
         self.parts, self.views, self.released = [], {}, True
-        self._wait(self.data.meet())
-
-    def _profile(self, command: Command) -> None:
-        """Tell where this rank's time went, the rounds being over."""
-        self.phases.end()
-        figures = self.phases.figures()
-        reply = TableReply(len(figures), len(self.topology.ranks))
-        reply.data[:, self.local_rank] = figures
-        self._wait(reply.carried(self.data))
 
     # waiting
 
-    def _expect_state(self) -> tuple[Requests, int]:
-        """Begin to receive the shared state; return the requests, and how many bytes come."""
-        requests = [request for part in self.parts for request in self.data.down(part)]
-        return requests, sum(part.nbytes for part in self.parts)
+    def _receive(self, parts: list[Bytes]) -> None:
+        """Wait for what comes with a command."""
+        requests = [request for part in parts for request in self.data.down(part)]
+        with self.phases.phase("broadcast"):
+            self._wait(requests, sum(part.nbytes for part in parts))
 
     def _wait(self, requests: list[Any], coming: int = 0) -> None:
         """Wait until all are complete, without spinning; `coming` bytes are known to be on their way."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from math import inf
 from typing import Any
@@ -17,12 +18,13 @@ import numpy as np
 
 from hpcfl.base.lazy import MPI
 from hpcfl.base.types import Floats, Ints
-from hpcfl.mpi.channel import Channel, Pair, Requests
+from hpcfl.mpi.channel import Pair, Requests
 from hpcfl.mpi.placement import Chunk, Topology
 from hpcfl.mpi.transfers import Transfer, Transfers
 from hpcfl.mpi.waiting import Bandwidth
 from hpcfl.realtime.frames import REJECTED, Frame, FrameFormat, frame_formats, narrow_formats, zero_frames
-from hpcfl.realtime.orders import Command, Op, StateReply, TableReply
+from hpcfl.realtime.orders import Command, Op
+from hpcfl.realtime.questions import Adopt, Done, Question, Reply
 from hpcfl.sums.guard import NO_GROUP
 from hpcfl.sums.message import Layout
 from hpcfl.sums.packing import Bytes
@@ -160,7 +162,7 @@ class Lane:
         self._target: Ints = np.zeros(1, dtype=np.int64)
         self._drained: list[Transfer] = []
         self._reply: Transfer | None = None
-        self._state: Transfer | None = None  # a reply that comes beside a visit
+        self._beside: Transfer | None = None  # the reply that comes beside a visit
         self._commands = 0
         self.told: deque[tuple[int, Ints]] = deque(maxlen=TOLD)
         self.before: list[tuple[int, Ints]] = []
@@ -204,64 +206,43 @@ class Lane:
         self._drained, self._late_from, self._leaving = [], int(begun[0]), None
         self._fall_behind(self.sending + self.coming)
 
-    def ask(self, command: Command, state: Sequence[Bytes], reply: Callable[[Channel], Requests]) -> None:
-        """Ask for scores or personal state: `reply` starts to receive them on a channel.
+    def ask(self, command: Command, question: Question, reply: Reply, state: Sequence[Bytes] = ()) -> bool:
+        """Ask something, where that can be asked for now: of a lane at a visit only what is replied to beside it.
 
-        Personal state comes on that for commands: it may be asked for while the other one waits for a visit.
+        A reply that nobody waits for any longer is still received: its buffer must live until then, and mpi4py's
+        requests do not hold the buffers of reductions.
         """
+        idle = self.state == "idle"
+        if not idle and (self.state != "active" or not question.beside or self.owes_reply):
+            return False
         self._command(command)
         self._broadcast(state)
-        # A reply that nobody waits for any longer is still received: its buffer must live until then, and mpi4py's
-        # requests do not hold the buffers of reductions.
-        self._reply = self._begin(reply(self.control if command.op in (Op.SAVE, Op.WRITE) else self.data), reply)
-        self.state = "active"
-
-    def ask_table(self, command: Command, state: Sequence[Bytes], reply: TableReply) -> None:
-        """Ask for numbers about clients or ranks."""
-        self.ask(command, state, reply.carried)
-
-    def ask_state(self, reply: StateReply) -> None:
-        """Ask for acknowledged personal state."""
-        self.ask(Command(Op.SAVE, counted=self.counted), [], reply.receive)
-
-    def ask_meanwhile(self, command: Command, reply: Callable[[Channel], Requests]) -> None:
-        """Ask for personal state while a visit goes on, see `owes_state`: only where no such reply is still to come."""
-        self._command(command)
-        self._state = self._begin(reply(self.control), reply)
-
-    def write(self, command: Command) -> bool:
-        """Have the ranks write personal state, beside a visit too; False where that cannot be asked for now."""
-        if self.state == "idle":
-            self.ask(command, [], lambda control: control.meet())
-        elif self.state == "active" and not self.owes_state:
-            self.ask_meanwhile(command, lambda control: control.meet())
+        coming = self._begin(reply.receive(self.control if question.beside else self.data), reply)
+        if idle:
+            self._reply, self.state = coming, "active"
         else:
-            return False
+            self._beside = coming
         return True
-
-    @property
-    def is_writing(self) -> bool:
-        """Whether state that is to be written, or sent, is not there yet."""
-        return self.owes_state or (self.state == "active" and self._reply is not None)
-
-    def stop_writing(self) -> None:
-        """Wait no longer for a lane to write: it is late, unless it is at a visit."""
-        if self._reply is not None:
-            self.give_up()
-
-    def ask_ready(self, op: Op, **more: Any) -> None:
-        """Ask for something that has no reply: the lane is idle again when all its ranks have done it."""
-        self.ask(Command(op, counted=self.counted, **more), [], lambda data: data.meet())
 
     def adopt(self, chunks: Sequence[Chunk], state: Sequence[Bytes]) -> None:
         """Have the rank that is alone on this lane take over chunks of clients, whose personal state this is."""
         cohort = np.sort(np.concatenate([chunk.clients for chunk in chunks]))
-        self.ask(Command(Op.ADOPT, counted=self.counted, cohort=cohort), state, lambda data: data.meet())
+        self.ask(Command(Op.ADOPT, cohort=cohort), Adopt(), Done(self.topology), state)
         self.host(self.topology.with_more(chunks))
+
+    @property
+    def owes_reply(self) -> bool:
+        """Whether a reply is awaited that is not there yet."""
+        return self.state != "dead" and (self._beside is not None or (self.state == "active" and bool(self._reply)))
+
+    @property
+    def has_replied(self) -> bool:
+        """Whether what was asked last has been replied to, in time."""
+        return self.state in ("idle", "active") and not self.owes_reply
 
     def give_up(self) -> None:
         """Do not wait for a reply any longer; it is dropped when it comes."""
-        if self.state == "active":
+        if self.state == "active" and self._reply is not None:
             self._fall_behind()
 
     def expect(self, counted: Ints) -> None:
@@ -304,10 +285,6 @@ class Lane:
         """Return bytes that each rank has received and sent since this was last asked, [2, ranks]."""
         return np.array([[self.sent], [self.received]], dtype=np.float64)
 
-    def did(self) -> list[int]:
-        """Return the ranks that have done what was asked of all, beside a visit that goes on too."""
-        return [] if self.is_writing or self.state in ("late", "dead") else list(self.topology.ranks)
-
     def clients_in(self, *states: str) -> Ints:
         """Return who lives on ranks in these states."""
         return self.hosted if self.state in states else self.hosted[:0]
@@ -346,11 +323,6 @@ class Lane:
         """Give the lane up for good; what has arrived stays."""
         self.state, self.reason = "dead", reason
         self.transfers.abandon(self)
-
-    @property
-    def owes_state(self) -> bool:
-        """Whether personal state that was asked for meanwhile is still to come."""
-        return self._state is not None
 
     @property
     def arrived(self) -> int:
@@ -414,8 +386,8 @@ class Lane:
 
     def _advance(self) -> None:
         self._look_at_sends()
-        if self._state is not None and self._state.done:
-            self._state = None
+        if self._beside is not None and self._beside.done:
+            self._beside = None
         if self._reply is not None:
             if self._reply.done:
                 self._reply, self.state = None, "idle"
@@ -490,8 +462,10 @@ class Lane:
         return True
 
     def _command(self, command: Command) -> None:
+        """Send a command, and with it what has counted since the last one."""
         if self.state == "idle":
             self.heard = time.monotonic()
+        command = replace(command, counted=self.counted)
         self._commands += 1
         self.told.append((self._commands, command.counted))
         packed = command.packed(len(self.hosted), self.run_clients)

@@ -8,16 +8,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 import numpy as np
 
 from hpcfl.base.errors import Interrupted, listed
 from hpcfl.base.types import Ints
+from hpcfl.engine.job import Job
 from hpcfl.engine.profile import Phases
 from hpcfl.mpi.transfers import Transfers
 from hpcfl.mpi.transport import idle
 from hpcfl.mpi.waiting import Bandwidth, Patience
 from hpcfl.realtime.lane import Lane
+from hpcfl.realtime.orders import Command
+from hpcfl.realtime.questions import QUESTIONS
+from hpcfl.sums.packing import Bytes
 
 GRACE_SECONDS = 0.05  # for lanes to become free after a closing, beyond what the bytes under way may take
 ANSWER_SECONDS = 1.0  # least time for replies
@@ -230,26 +235,32 @@ class Lanes:
             if seconds >= limit:
                 return
 
-    def wait_for_replies(
+    def ask(
         self,
+        job: Job,
         lanes: Sequence[Lane],
-        limit: float = inf,
+        command: Command,
+        state: Sequence[Bytes] = (),
         what: str = "answers",
         rest: Callable[[], None] = idle,
         most: float = inf,
-    ) -> None:
-        """Wait for replies: at most `limit` seconds, or three times as long as half of the lanes took.
+    ) -> dict[Lane, Any]:
+        """Ask lanes, as far as they can be asked, and return what they have replied in time.
 
-        Where not even half of them reply, `most` seconds.
-        Where `rest` raises Interrupted, who has had `ANSWER_SECONDS` is waited for no longer.
+        They have as long as the question allows; where it does not say, three times as long as half of them took, and
+        at most `most` seconds. Where `rest` raises Interrupted, who has had `ANSWER_SECONDS` is waited for no longer.
         """
+        question = QUESTIONS[command.op]()
+        replies = {lane: question.reply(job, lane.topology, lane.leads) for lane in lanes}
+        asked = [lane for lane, reply in replies.items() if lane.ask(command, question, reply, state)]
+        limit = max((question.seconds(job, lane.topology, self.bandwidth) for lane in asked), default=0.0)
 
         def owing() -> list[Lane]:
-            return [lane for lane in lanes if lane.state == "active"]
+            return [lane for lane in asked if lane.owes_reply]
 
         with suppress(Interrupted):
             for seconds in self.waiting(what, owing):
-                if limit == inf and len(owing()) <= len(lanes) / 2:
+                if limit == inf and len(owing()) <= len(asked) / 2:
                     limit = max(ANSWER_SECONDS, 3 * seconds)
                 if seconds > min(limit, most):
                     break
@@ -257,6 +268,7 @@ class Lanes:
                     rest()
         for lane in owing():
             lane.give_up()
+        return {lane: replies[lane] for lane in asked if lane.has_replied}
 
 
 def _say(line: str) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from hpcfl.base.errors import Interrupted, RunError
 from hpcfl.base.lazy import torch
 from hpcfl.base.memory import freeze
-from hpcfl.base.types import Floats, Ints
+from hpcfl.base.types import Ints
 from hpcfl.engine.job import Job
 from hpcfl.engine.profile import Phases
 from hpcfl.mpi.channel import Channel, in_pieces
@@ -30,18 +30,15 @@ from hpcfl.realtime.frames import SIGNS, SumFormat
 from hpcfl.realtime.lane import Lane, PendingReceive
 from hpcfl.realtime.lanes import Lanes
 from hpcfl.realtime.node import NodeLane, PendingSums
-from hpcfl.realtime.orders import RANK_STATES, Command, Notice, Op, StateReply, TableReply
+from hpcfl.realtime.orders import RANK_STATES, Command, Notice, Op
 from hpcfl.realtime.outcome import add_group, names_who_counts
 from hpcfl.realtime.own import OwnLane
-from hpcfl.realtime.server import DISK, SAVE_SECONDS
-from hpcfl.realtime.watchdog import LEAVE_SECONDS
+from hpcfl.realtime.questions import QUESTIONS
 from hpcfl.schedule.plan import Attempt
 from hpcfl.sums.message import ExactSums
 from hpcfl.sums.packing import Bytes, Packing
 from hpcfl.sums.pool import POOL
 
-REPLIED = 1.0
-"""In a table of ranks: this one has done what was asked."""
 TAKE_SECONDS = 0.001  # for adding up between two looks: a closing may be told of
 HERE: Ints = np.ones(1, dtype=np.int64)
 
@@ -299,8 +296,7 @@ class Leader:
         freeze()
         self._send(self.data.up(HERE), HERE)
         self._listen()
-        done = {Op.VISIT: self._visit, Op.CLOSE: self._close, Op.SCORE: self._score, Op.SAVE: self._save}
-        done |= {Op.RELEASE: self._release, Op.PROFILE: self._profile, Op.WRITE: self._write, Op.LEAVE: self._leave}
+        done = {Op.VISIT: self._visit, Op.CLOSE: self._close}
         while True:
             with self.phases.phase("waiting" if self.round is None else "compute"):
                 self._until(lambda: self._heard.done)
@@ -310,8 +306,9 @@ class Leader:
             for lane in self.lanes.all:
                 counted = command.counted[self.place[lane]]
                 lane.counted = np.where(counted, counted, lane.counted)
-            done[command.op](command)
+            done.get(command.op, self._ask)(command)
             if command.op is Op.LEAVE:
+                self._leave()
                 return command
 
     def _blank(self) -> Notice:
@@ -335,7 +332,7 @@ class Leader:
         for lane in invited:
             if isinstance(lane, NodeLane):
                 lane.by_name = names_who_counts(attempt, self.job.planner.whole)
-            lane.invite(self._passed_on(command, lane), [], later=nbytes)
+            lane.invite(command, [], later=nbytes)
         self._passing += [(coming, piece, invited) for coming, piece in pieces]
         cohort = set(command.cohort.tolist())
         asked = [[client for client in row if client in cohort] for row in self.topology.hosted]
@@ -375,7 +372,7 @@ class Leader:
             self.notice.data[2 : Notice.HEAD] = 1, 0, sum(group.most_bytes for group in self.formats[closing.sent :])
             self._tell()
         for lane in open_lanes:
-            lane.close(self._passed_on(command, lane))
+            lane.close(command)
         with self.phases.phase("reduction"):
             self.lanes.wait_for_frames(led, closing.by_name)
             closing.close(command.cohort, leaders=True)
@@ -400,10 +397,6 @@ class Leader:
         for data in frame:
             self._send(self.data.summed(data.numpy()), frame, data.nbytes)
 
-    def _passed_on(self, command: Command, lane: Lane) -> Command:
-        head = command.op, command.round, command.attempt, command.closes_after, command.stage
-        return Command(*head, counted=lane.counted, cohort=command.cohort)
-
     def _receive_state(self) -> list[tuple[Transfer, Bytes]]:
         """Begin to receive the shared state, piece by piece.
 
@@ -417,95 +410,32 @@ class Leader:
 
     # everything else that is asked
 
-    def _score(self, command: Command) -> None:
-        """Have all who are free test their clients' models."""
-        pieces = self._receive_state()
-        self._until(lambda: all(coming.done for coming, _ in pieces), self.packing.nbytes)
-        with self.phases.phase("evaluation"):
-            self._tables(command, [piece for _, piece in pieces], self.job.scores, lambda lane: len(lane.hosted))
-
-    def _profile(self, command: Command) -> None:
-        self._tables(command, [], len(self.phases.figures()), lambda lane: len(lane.topology.ranks))
-
-    def _tables(self, command: Command, state: Sequence[Bytes], rows: int, columns: Callable[[Lane], int]) -> None:
-        """Ask all who are free for numbers, and send on those that come; NaN for others."""
-        asked = self.lanes.those("idle")
-        replies = {lane: TableReply(rows, columns(lane)) for lane in asked}
-        for lane, reply in replies.items():
-            lane.ask_table(self._passed_on(command, lane), state, reply)
-        self._wait_for_replies(asked)
-        found = [
-            replies[lane].data if lane in replies and lane.state == "idle" else np.full((rows, columns(lane)), np.nan)
-            for lane in self.lanes.all
-        ]
-        table = np.ascontiguousarray(np.concatenate(found, axis=1))
-        self._send(self.data.summed(table), table)
-
-    def _save(self, command: Command) -> None:
-        """Fetch the personal state from all who are free, and send it on."""
-        asked = self.lanes.those("idle")
-        replies = {lane: StateReply(lane.topology, self.job.like, lane.leads) for lane in self.lanes.all}
-        for lane in asked:
-            lane.ask_state(replies[lane])
-        self._wait_for_replies(asked, SAVE_SECONDS)
-        there, buffers = TableReply(1, len(self.topology.ranks)), []
-        for lane, reply in replies.items():
-            came = lane in asked and lane.state == "idle"
-            flags = reply.there.data[0] if reply.there is not None else REPLIED
-            self._flag(there, lane, flags if came else 0.0)
-            buffers.append(reply.buffer if came else torch.zeros(sum(reply.counts), dtype=torch.uint8))
-        whole = StateReply(self.topology, self.job.like, led=True)
-        self._send(whole.send_on(self.control, there, torch.cat(buffers)), whole)
-
-    def _write(self, command: Command) -> None:
-        """Have all who are free write their personal state; tell who has."""
-        asked = [lane for lane in self.lanes.all if lane.write(self._passed_on(command, lane))]
-        most = max((len(clients) for clients in self.topology.hosted), default=0)
-        self._wait_for_replies(asked, SAVE_SECONDS + most * self.job.personal_bytes / DISK)
-        self._tell_who(asked, self.control)
-
-    def _release(self, command: Command) -> None:
-        self.lanes.wait_for_all(SAVE_SECONDS)
-        self._ready(command)
-        self.released = True
-
-    def _leave(self, command: Command) -> None:
-        self.lanes.wait_for_all(LEAVE_SECONDS)
-        self._ready(command)
-        self._until(lambda: self._telling is None or self._telling.done)
-        self.notice.data[0] = Notice.LAST
-        self._tell()
-        self._until(lambda: all(each.done for each in self._sends))
-
-    def _ready(self, command: Command) -> None:
-        asked, more = self.lanes.those("idle"), {}
-        if command.op is Op.LEAVE:
-            more = {"round": command.round, "stopped": command.stopped, "hard": command.hard}
-        for lane in asked:
-            lane.ask_ready(command.op, **more)
-        self._wait_for_replies(asked, LEAVE_SECONDS)
-        self._tell_who(asked, self.data)
-
-    def _tell_who(self, asked: Sequence[Lane], channel: Channel) -> None:
-        """Tell which ranks have done what was asked."""
-        there = TableReply(1, len(self.topology.ranks))
-        for lane in asked:
-            if lane.state == "idle":
-                done = {*lane.did()}
-                self._flag(there, lane, np.array([float(rank in done) for rank in lane.topology.ranks]))
-        self._send(there.carried(channel), there)
-
-    def _flag(self, table: TableReply, lane: Lane, flags: Floats | float) -> None:
-        table.data[0, self.row[lane] : self.row[lane] + len(lane.topology.ranks)] = flags
-
-    def _wait_for_replies(self, lanes: Sequence[Lane], limit: float = inf) -> None:
-        """Wait for replies of lanes until the rank above wants no more."""
+    def _ask(self, command: Command) -> None:
+        """Ask all who are free, until the rank above wants no more, and send on what they reply."""
+        question, what = QUESTIONS[command.op](), "answers"
+        pieces = self._receive_state() if question.with_state else []
+        self._until(lambda: all(coming.done for coming, _ in pieces), self.packing.nbytes if pieces else 0)
+        if question.dismisses:
+            self.lanes.wait_for_all(question.seconds(self.job, self.topology, self.own.bandwidth))
 
         def hurry() -> None:
             if self._heard.done:
                 raise Interrupted("")
 
-        self.lanes.wait_for_replies(lanes, limit, rest=hurry)
+        with self.phases.phase(question.phase):
+            found = self.lanes.ask(self.job, self.lanes.all, command, [piece for _, piece in pieces], what, hurry)
+        each = [found.get(lane, question.reply(self.job, lane.topology, lane.leads)) for lane in self.lanes.all]
+        whole = question.reply(self.job, self.topology, led=True)
+        whole.merge(each, [lane in found for lane in self.lanes.all])
+        self._send(whole.send(self.control if question.beside else self.data), whole)
+        self.released |= command.op is Op.RELEASE
+
+    def _leave(self) -> None:
+        """Say the last that there is to say."""
+        self._until(lambda: self._telling is None or self._telling.done)
+        self.notice.data[0] = Notice.LAST
+        self._tell()
+        self._until(lambda: all(each.done for each in self._sends))
 
     # waiting
 

@@ -18,7 +18,7 @@ from hpcfl.mpi.placement import Chunk
 from hpcfl.mpi.transport import Arrays
 from hpcfl.realtime.lane import Lane
 from hpcfl.realtime.lanes import Lanes
-from hpcfl.realtime.orders import Handover
+from hpcfl.realtime.questions import Handover
 
 NOWHERE = -1
 

@@ -14,7 +14,8 @@ from hpcfl.mpi.placement import Topology
 from hpcfl.mpi.transfers import Transfer
 from hpcfl.realtime.frames import SumFormat
 from hpcfl.realtime.lane import Lane, PendingReceive
-from hpcfl.realtime.orders import RANK_STATES, Command, Notice, Op, TableReply
+from hpcfl.realtime.orders import RANK_STATES, Command, Notice, Op
+from hpcfl.realtime.questions import Question, Reply
 from hpcfl.sums.packing import Bytes
 
 HERE_SECONDS = 1.0  # for one that has come to lead others to say that it is here
@@ -123,7 +124,6 @@ class NodeLane(Lane):
         self._told = self._blank()
         self._hearing: Transfer | None = None
         self._left: tuple[int, float] | None = None  # bytes that come after a closing, and since when
-        self.table: TableReply | None = None
         self._told_of = self.counted
         self._leaves = self._silent = self._expected = False
         self._moved: Floats = np.zeros((2, len(topology.ranks)))  # bytes, when that was last asked
@@ -156,17 +156,9 @@ class NodeLane(Lane):
         self._leaving, self._silent = None, True
         self.state, self.since = "late", time.monotonic()  # until the leader says what is under way
 
-    def ask_ready(self, op: Op, **more: Any) -> None:
-        self._leaves = op is Op.LEAVE
-        self.table = TableReply(1, len(self.topology.ranks))
-        self.ask_table(Command(op, counted=self.counted, **more), [], self.table)
-
-    def write(self, command: Command) -> bool:
-        if self.state != "idle":
-            return False
-        self.table = TableReply(1, len(self.topology.ranks))
-        self.ask_table(command, [], self.table)
-        return True
+    def ask(self, command: Command, question: Question, reply: Reply, state: Sequence[Bytes] = ()) -> bool:
+        self._leaves = command.op is Op.LEAVE
+        return self.state == "idle" and super().ask(command, question, reply, state)
 
     @property
     def hangs(self) -> bool:
@@ -181,20 +173,14 @@ class NodeLane(Lane):
         return self.counted if heard else np.where(self._told_of, self._told_of, self.counted)
 
     def give_up(self) -> None:
-        if self.state == "active":
-            self._command(Command(Op.CLOSE, counted=self.counted))  # it shall reply with what it has
+        if self.state == "active" and self._reply is not None:
+            self._command(Command(Op.CLOSE))  # it shall reply with what it has
             self._fall_behind()
 
     def traffic(self) -> Floats:
         now = self.noticed.ranks[:, 1:].T.astype(np.float64)
         since, self._moved = now - self._moved, now
         return since
-
-    def did(self) -> list[int]:
-        """Return the ranks that have done what was asked of all: nobody where the leader has not replied."""
-        if self.table is None or self.state != "idle":
-            return []
-        return [rank for rank, done in zip(self.topology.ranks, self.table.data[0].tolist()) if done == 1]
 
     def clients_in(self, *states: str) -> Ints:
         rows = [

@@ -1,24 +1,13 @@
-"""What the server asks of a lane, in commands of fixed size, and what client ranks reply besides visits."""
+"""What is said on a lane beside visits, in messages of fixed size: commands down, and a leader's notices up."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpcfl.base.lazy import torch
-from hpcfl.base.types import Floats, Ints, State
-from hpcfl.mpi.placement import Chunk, Topology
-from hpcfl.mpi.transport import Like, Saved, arrays, as_chunk
-from hpcfl.sums.packing import Bytes, Packing, as_bytes
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.mpi.channel import Channel, Requests
+from hpcfl.base.types import Ints
 
 NONE: Ints = np.zeros(0, dtype=np.int64)
 HEAD = 7  # op, round, attempt, closes_after, stage, stopped, hard
@@ -144,97 +133,3 @@ class Notice:
     def states(self) -> list[str]:
         """Return the same as those of a `Lane`: who is silent is late."""
         return ["late" if state == "silent" else state for state in self.told()]
-
-
-class TableReply:
-    """Numbers about a lane's clients, or its ranks, a column for each; each rank fills in its own."""
-
-    def __init__(self, numbers: int, columns: int) -> None:
-        self.data: Floats = np.zeros((numbers, columns))
-
-    def carried(self, channel: Channel) -> Requests:
-        """Begin to receive it, or to send a rank's own part."""
-        return channel.summed(self.data)
-
-
-class StateReply:
-    """The personal state of a lane's clients, packed rank by rank and client by client: their shapes may differ."""
-
-    def __init__(self, topology: Topology, like: Like, led: bool = False) -> None:
-        self.topology = topology
-        self.packings = [Packing(_named({client: like(client) for client in clients})) for clients in topology.hosted]
-        self.counts = [packing.nbytes for packing in self.packings]
-        self.buffer = torch.empty(0, dtype=torch.uint8)
-        self.there = TableReply(1, len(topology.ranks)) if led else None
-
-    def receive(self, channel: Channel) -> Requests:
-        """Begin to receive it; what a leader sends is behind a table of whose it has."""
-        self.buffer = torch.empty(sum(self.counts), dtype=torch.uint8)
-        if self.there is None:
-            return channel.up(as_bytes(self.buffer), self.counts)
-        return [*self.there.carried(channel), *channel.up(as_bytes(self.buffer), self.counts)]
-
-    def send_on(self, channel: Channel, there: TableReply, buffer: Tensor) -> Requests:
-        """Begin to send what a leader has received, rank after rank."""
-        self.there, self.buffer = there, buffer
-        return [*there.carried(channel), *channel.up(as_bytes(buffer))]
-
-    def send(self, channel: Channel, local_rank: int, states: Mapping[int, State]) -> Requests:
-        """Begin to send a rank's own part, ``{client: {name: […]}}``."""
-        self.fill(states, local_rank)
-        return channel.up(as_bytes(self.buffer))
-
-    def fill(self, states: Mapping[int, State], local_rank: int = 0) -> None:
-        """Pack a rank's own part."""
-        self.buffer = self.packings[local_rank].packed(_named(states))
-
-    def lacking(self) -> list[int]:
-        """Return the clients of whom nothing has been received."""
-        there = [1.0] * len(self.counts) if self.there is None else self.there.data[0].tolist()
-        return [client for clients, came in zip(self.topology.hosted, there) if came != 1 for client in clients]
-
-    def saved(self) -> Iterator[Saved]:
-        """Yield what has been received, client by client."""
-        parts = torch.split(self.buffer, self.counts)
-        lacking = {*self.lacking()}
-        for packing, clients, part in zip(self.packings, self.topology.hosted, parts):
-            if not lacking.isdisjoint(clients):
-                continue
-            states = _by_client(clients, packing.views(part.clone()))
-            yield from (as_chunk(client, arrays(state)) for client, state in states.items())
-
-
-class Handover:
-    """The personal state of some chunks' clients, as it goes from the server to the rank that takes them over."""
-
-    def __init__(self, chunks: Sequence[Chunk], like: Like) -> None:
-        self.clients = [client for chunk in chunks for client in chunk.clients.tolist()]
-        self.packing = Packing(_named({client: like(client) for client in self.clients}))
-        self.buffer = torch.empty(0, dtype=torch.uint8)
-
-    def sent(self, states: Mapping[int, State]) -> list[Bytes]:
-        """Return what is sent, in parts; `states` are ``{client: {name: […]}}``."""
-        return self.packing.sent(_named(states))
-
-    def received(self) -> list[Bytes]:
-        """Return the room into which the parts are received."""
-        self.buffer = self.packing.zeros()
-        return self.packing.received(self.buffer)
-
-    def states(self) -> dict[int, State]:
-        """Return what has been received, client by client."""
-        return _by_client(self.clients, self.packing.views(self.buffer))
-
-
-def _named(states: Mapping[int, State]) -> State:
-    """Return the tensors of several clients under names of their own."""
-    return {f"{client}/{name}": value for client, state in states.items() for name, value in state.items()}
-
-
-def _by_client(clients: Sequence[int], named: State) -> dict[int, State]:
-    """Return the tensors of each of some clients under their own names."""
-    states: dict[int, State] = {client: {} for client in clients}
-    for name, value in named.items():
-        client, _, short = name.partition("/")
-        states[int(client)][short] = value
-    return states

@@ -6,12 +6,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import chain
 from typing import Any
 
 from hpcfl.base.types import Ints, State
-from hpcfl.engine.checkpointing import begun
 from hpcfl.engine.job import Job
 from hpcfl.engine.profile import Phases
 from hpcfl.mpi.placement import Topology
@@ -20,7 +18,8 @@ from hpcfl.mpi.waiting import Bandwidth
 from hpcfl.realtime.executor import Executor, Worker
 from hpcfl.realtime.frames import FrameFormat, StagedFrame
 from hpcfl.realtime.lane import Lane, PendingReceive
-from hpcfl.realtime.orders import Command, Op, StateReply, TableReply
+from hpcfl.realtime.orders import Command
+from hpcfl.realtime.questions import Question, Reply
 from hpcfl.sums.packing import Bytes
 
 
@@ -70,7 +69,7 @@ class OwnLane(Lane):
         super().__init__(
             topology, nowhere, job.layout, job.config.clients, bandwidth, transfers, job.together, job.parts
         )
-        self.views: State = {}
+        self.local_rank, self.views = 0, State()
         self.worker = worker
         self._over = threading.Event()
         self._queue: deque[StagedFrame] = deque()
@@ -115,75 +114,36 @@ class OwnLane(Lane):
         self._closed = True
         self._fall_behind()
 
-    def ask_table(self, command: Command, state: Sequence[Bytes], reply: TableReply) -> None:
-        views = self.views
-
+    def ask(self, command: Command, question: Question, reply: Reply, state: Sequence[Bytes] = ()) -> bool:
         def begin() -> None:
-            if command.op is Op.PROFILE:
-                self.phases.end()
-                reply.data[:, 0] = self.phases.figures()
-            else:
-                shared = self.executor.placed(views)
-                self.worker.start(lambda put: put(self.executor.scores(command.round, shared)))
-            self._doing = partial(self._rested, reply)
+            self._doing = question.begin(self, command, reply)
 
-        self._ask(command, begin)
+        free = self.state == "idle"
+        if free:
+            self._reply = self._begin([], reply)
+            self._ask(command, begin)
+        return free
 
-    def ask_ready(self, op: Op, **more: Any) -> None:
-        def begin() -> None:
-            if op is Op.RELEASE:
-                self.executor.forget()
-                self.views = {}
-            self._doing = self._rested
-
-        self._ask(Command(op, counted=self.counted), begin)
-
-    def ask_state(self, reply: StateReply) -> None:
-        def begin() -> None:
-            reply.fill(self.executor.personal())
-            self._doing = self._rested
-
-        self._ask(Command(Op.SAVE, counted=self.counted), begin)
-
-    def write(self, command: Command) -> bool:
-        if self.state != "idle":
-            return False
-        assert self.store is not None
-        store = self.store
-
-        def begin() -> None:
-            under_way = begun(partial(store, command.round, self.executor.personal()))
-
-            def written() -> bool:
-                if under_way.done():
-                    under_way.result()
-                return under_way.done()
-
-            self._doing = written
-
-        self._ask(command, begin)
-        return True
+    def release(self) -> None:
+        self.executor.forget()
+        self.views = {}
 
     def _ask(self, command: Command, begin: Callable[[], None]) -> None:
         """Acknowledge, and begin something, once the state is there and the computing thread is free."""
+        counted = dict(zip(self.hosted.tolist(), self.counted.tolist()))
 
         def work() -> None:
-            self._acknowledge(command)
+            self.executor.acknowledge(counted)
             begin()
 
         self._work, self.state = work, "active"
         self.counted = self.counted * 0
 
-    def _rested(self, reply: TableReply | None = None) -> bool:
-        """Whether the computing thread is free; fill a reply with what it has put."""
-        while self.worker.busy and (found := self.worker.take(0)) is not None:
-            if reply is not None:
-                reply.data[:] = found
+    def _rested(self) -> bool:
+        """Whether the computing thread is free; what it has put before is not wanted any more."""
+        while self.worker.busy and self.worker.take(0) is not None:
+            pass
         return not self.worker.busy
-
-    def _acknowledge(self, command: Command) -> None:
-        counted = zip(self.hosted.tolist(), command.counted.tolist())
-        self.executor.acknowledge(dict(counted))
 
     def _advance(self) -> None:
         if self._work is not None:
@@ -192,7 +152,7 @@ class OwnLane(Lane):
                 work()
         elif self._doing is not None:
             if self._doing():
-                self._doing, self.state = None, "idle"
+                self._doing, self._reply, self.state = None, None, "idle"
         elif self.state in ("active", "late"):
             self._visit()
 

@@ -25,16 +25,14 @@ from hpcfl.mpi.transport import Saved, arrays, as_chunk, idle
 from hpcfl.realtime.lane import Lane
 from hpcfl.realtime.lanes import Lanes
 from hpcfl.realtime.membership import Orphans
-from hpcfl.realtime.orders import Command, Op, StateReply, TableReply
+from hpcfl.realtime.orders import Command, Op
 from hpcfl.realtime.outcome import ReceivedSums, RoundOutcome, names_who_counts
+from hpcfl.realtime.questions import SAVE_SECONDS
 from hpcfl.realtime.succession import Succession
 from hpcfl.realtime.watchdog import LEAVE_SECONDS
 from hpcfl.schedule.plan import Attempt, Plan
 from hpcfl.sums.message import Sums
 from hpcfl.sums.packing import Packing
-
-SAVE_SECONDS = 5.0  # for personal state to begin to come, beyond what its bytes may take
-DISK = 2e7  # bytes per second that a rank writes at least
 
 
 class Server(Rounds):
@@ -114,7 +112,7 @@ class Server(Rounds):
                 return self.run_round(now.round, now.shared, now.stage.number, self.job.guard.limits(now.norms))
             except Interrupted:  # lanes that are free soon will take part in what follows
                 for lane in self.lanes.those("active"):
-                    lane.close(Command(Op.CLOSE, counted=lane.counted))
+                    lane.close(Command(Op.CLOSE))
                 raise
 
     def run_round(
@@ -143,14 +141,14 @@ class Server(Rounds):
         with self.phases.phase("broadcast"):
             for lane in invited:
                 lane.by_name = names_who_counts(attempt, self.job.planner.whole)
-                lane.invite(self._command(Op.VISIT, lane, attempt, stage), state)
+                lane.invite(self._command(Op.VISIT, attempt, stage), state)
         outcome = RoundOutcome(self.job, attempt, invited, start, limits)
         self._wait_for_visits(outcome)
         self.lanes.poll()
         closed = time.monotonic()
         unfinished, counting = self.lanes.those("active"), outcome.counting()
         for lane in unfinished:
-            lane.close(self._command(Op.CLOSE, lane, attempt, stage, counting if lane.leads else None))
+            lane.close(self._command(Op.CLOSE, attempt, stage, counting if lane.leads else None))
         several = [lane for lane in unfinished if lane.leads or len(lane.topology.ranks) > 1]
         self.lanes.wait_for_frames(several, any(lane.leads and lane.by_name for lane in several))
         outcome.finish(closed)
@@ -207,9 +205,9 @@ class Server(Rounds):
         """Whether a lane can be asked, with nothing left to be taken from it."""
         return lane.state == "idle"
 
-    def _command(self, op: Op, lane: Lane, attempt: Attempt, stage: int, cohort: Ints | None = None) -> Command:
+    def _command(self, op: Op, attempt: Attempt, stage: int, cohort: Ints | None = None) -> Command:
         head = op, attempt.round, attempt.number, attempt.closes_after, stage
-        return Command(*head, counted=lane.counted, cohort=attempt.cohort if cohort is None else cohort)
+        return Command(*head, cohort=attempt.cohort if cohort is None else cohort)
 
     def _wait_for_visits(self, outcome: RoundOutcome) -> None:
         """Wait until the round's rule says that it is over.
@@ -245,17 +243,13 @@ class Server(Rounds):
         if self.kept is not None:
             return scores
         self.lanes.wait_for_late()
-        state, asked = self.packing.sent(now.shared), self.lanes.those("idle")
-        replies = {lane: TableReply(self.job.scores, len(lane.hosted)) for lane in asked}
-        for lane, reply in replies.items():
-            lane.ask_table(Command(Op.SCORE, now.round, counted=lane.counted), state, reply)
-        start = time.monotonic()
-        self.lanes.wait_for_replies(asked, what="scores", rest=self.rest, most=self.scoring)
-        if asked and all(lane.state == "idle" for lane in asked):
+        state, asked, start = self.packing.sent(now.shared), self.lanes.those("idle"), time.monotonic()
+        command = Command(Op.SCORE, now.round)
+        told = self.lanes.ask(self.job, asked, command, state, "scores", self.rest, self.scoring)
+        if asked and len(told) == len(asked):
             self.scoring = max(self.lanes.patience, 3 * (time.monotonic() - start))
-        for lane, reply in replies.items():
-            if lane.state == "idle":
-                scores[:, lane.hosted] = reply.data
+        for lane, reply in told.items():
+            scores[:, lane.hosted] = reply.data
         return scores
 
     def personal(self, now: Progress) -> Iterator[Saved]:
@@ -273,10 +267,10 @@ class Server(Rounds):
         missed: list[int] = []
         for lane in self.lanes.all:
             left = [client for client in lane.hosted.tolist() if client not in self.wrote]
-            reply = StateReply(lane.topology, self.job.like, lane.leads)
-            if left and not self.apart and self._has_sent(lane, reply):
-                yield from reply.saved()
-                left = reply.lacking()
+            if left and not self.apart:
+                for reply in self.lanes.ask(self.job, [lane], Command(Op.SAVE), what="personal state").values():
+                    yield from reply.saved()
+                    left = reply.lacking()
             missed += left
             yield from self._last_saved(left, now.saved)
         between = self.orphans.clients.tolist()
@@ -296,34 +290,14 @@ class Server(Rounds):
 
         Return whose has been written, client by client, and by which rank.
         """
-        asked = [lane for lane in self.lanes.all if lane.write(Command(Op.WRITE, round, counted=lane.counted))]
-        most = max((len(clients) for lane in asked for clients in lane.topology.hosted), default=0)
-        limit = SAVE_SECONDS + most * self.job.personal_bytes / DISK
-        for seconds in self.lanes.waiting("personal state", lambda: [lane for lane in asked if lane.is_writing]):
-            if seconds > limit:
-                break
-        found = {
+        found = self.lanes.ask(self.job, self.lanes.all, Command(Op.WRITE, round), what="personal state")
+        return {
             client: rank
-            for lane in asked
-            if not lane.is_writing
+            for lane, reply in found.items()
             for rank, clients in zip(lane.topology.ranks, lane.topology.hosted)
-            if rank in lane.did()
+            if rank in reply.did
             for client in clients
         }
-        for lane in asked:
-            lane.stop_writing()
-        return found
-
-    def _has_sent(self, lane: Lane, reply: StateReply) -> bool:
-        """Ask a lane for its acknowledged state; False where it does not come in time."""
-        if lane.state != "idle":
-            return False
-        lane.ask_state(reply)
-        self.lanes.wait_for_replies([lane], self._save_seconds(reply), "personal state")
-        return lane.state == "idle"
-
-    def _save_seconds(self, reply: StateReply) -> float:
-        return SAVE_SECONDS + self.lanes.bandwidth.allows(sum(reply.counts))
 
     def _last_saved(self, clients: list[int], saved: Path | None) -> Iterator[Saved]:
         """Yield what a checkpoint has of some clients, else their state before the first visit."""
@@ -341,23 +315,18 @@ class Server(Rounds):
         self.lanes.wait_for_all(SAVE_SECONDS, "ranks to be released")
         self.kept = list(self.personal(now)) if self.job.personal_bytes else []
         asked = self.lanes.those("idle")
-        for lane in asked:
-            lane.ask_ready(Op.RELEASE)
-        self.lanes.wait_for_replies(asked, SAVE_SECONDS, "ranks to be released")
+        self.lanes.ask(self.job, asked, Command(Op.RELEASE), what="ranks to be released")
         record.events.append(released(sum(len(lane.topology.ranks) for lane in asked)))
         return False
 
     def profiles(self) -> dict[int, Floats]:
         """Ask where the ranks' time went, see `Phases.figures`: who does not reply in time is left out."""
         self.lanes.reform()
-        self.lanes.wait_for_all(SAVE_SECONDS, "ranks to tell where their time went")
-        own, asked = self.phases.figures(), self.lanes.those("idle")
-        replies = {lane: TableReply(len(own), len(lane.topology.ranks)) for lane in asked}
-        for lane, reply in replies.items():
-            lane.ask_table(Command(Op.PROFILE, counted=lane.counted), [], reply)
-        self.lanes.wait_for_replies(asked, SAVE_SECONDS, "ranks to tell where their time went")
-        told = [(lane, reply) for lane, reply in replies.items() if lane.state == "idle"]
-        rows = [row for lane, reply in told for row in zip(lane.topology.ranks, reply.data.T)]
+        what = "ranks to tell where their time went"
+        self.lanes.wait_for_all(SAVE_SECONDS, what)
+        own = self.phases.figures()
+        told = self.lanes.ask(self.job, self.lanes.all, Command(Op.PROFILE), what=what)
+        rows = [row for lane, reply in told.items() for row in zip(lane.topology.ranks, reply.data.T)]
         return {0: own} | {rank: row for rank, row in rows if not np.isnan(row).any()}
 
     def leave(self, round: int, stopped: int, without_dead: bool) -> tuple[list[int], bool]:
@@ -374,13 +343,12 @@ class Server(Rounds):
             rest = idle
         with suppress(Interrupted):
             self.lanes.wait_for_all(LEAVE_SECONDS, "ranks to come back and leave", rest)
-        hard, asked = bool(self.lanes.lost) and not without_dead, self.lanes.those("idle")
-        for lane in asked:
-            lane.ask_ready(Op.LEAVE, round=round, stopped=stopped, hard=hard)
-        self.lanes.wait_for_replies(asked, LEAVE_SECONDS, "ranks to leave", rest)
+        hard = bool(self.lanes.lost) and not without_dead
+        command = Command(Op.LEAVE, round, stopped=stopped, hard=hard)
+        found = self.lanes.ask(self.job, self.lanes.all, command, what="ranks to leave", rest=rest)
         lost = {loss.rank for loss in self.lanes.lost}
         left = [{*lane.topology.ranks} - lost for lane in self.lanes.all if lane.state != "dead"]
-        came = {rank for lane in asked for rank in lane.did()}
+        came = {rank for reply in found.values() for rank in reply.did}
         return sorted(set().union(*left) - came), hard
 
     def together(self, record: Record, reason: str) -> str:

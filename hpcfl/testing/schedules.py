@@ -244,7 +244,7 @@ def play(schedule: Schedule) -> Played:
 def _round(job: Job, rounds: Any, now: Progress, reference: Reference, found: Played, most: float) -> None:
     record = Record.open(rounds.phases)
     plan, record.sums = rounds.exchange(now, record)
-    if plan.duration > most:
+    if plan.duration > most * (1 + plan.repeats):
         raise Violation(f"round {plan.round} lasted {plan.duration:.3f} s, expected at most {most:.3f}")
     found.visits["invited"] += len(plan.cohort)
     found.visits["counted"] += int((plan.depth <= plan.layers).sum())

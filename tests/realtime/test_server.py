@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,10 @@ from hpcfl import store
 from hpcfl.base.errors import RunError
 from hpcfl.engine.job import Job, Progress
 from hpcfl.mpi.placement import Topology
+from hpcfl.realtime import questions
 from hpcfl.realtime.frames import frame_formats
-from hpcfl.realtime.orders import Command, Handover, Op, TableReply
+from hpcfl.realtime.orders import Command, Op
+from hpcfl.realtime.questions import Handover, Score, Table
 
 pytestmark = pytest.mark.mpi
 
@@ -43,8 +45,8 @@ def lanes_of(job: Job, scripts: list[list[int]]) -> list[Any]:
 
         leads = by_name = False
         heirs = ()
-        clients_in, busy, completed, did = Lane.clients_in, Lane.busy, Lane.completed, Lane.did
-        ask_table, ask_state, traffic = Lane.ask_table, Lane.ask_state, Lane.traffic
+        clients_in, busy, completed = Lane.clients_in, Lane.busy, Lane.completed
+        traffic, has_replied = Lane.traffic, Lane.has_replied
 
         def __init__(self, rank: int, script: list[int]) -> None:
             self.topology = Topology((rank,), (((rank - 1,),),))
@@ -52,14 +54,14 @@ def lanes_of(job: Job, scripts: list[list[int]]) -> list[Any]:
             self.state, self.reason, self.commands = "idle", "", []
             self.counted, self.pending, self.due = np.zeros(1, np.int64), None, 0
             self.worked, self.sent, self.received = np.zeros((2, 1)), 0, 0
-            self.has_next, self.answer, self.sending = False, None, 0
+            self.has_next, self.answer, self.sending, self.stuck = False, None, 0, False
             self.gone: list[tuple[int, str]] = []
 
         def receive(self, frame: Any) -> None:
             return None
 
         def _noted(self, command: Command) -> None:
-            self.commands.append(command)
+            self.commands.append(replace(command, counted=self.counted))
             self.counted = np.zeros(1, np.int64)
 
         def invite(self, command: Command, state: Any) -> None:
@@ -70,10 +72,18 @@ def lanes_of(job: Job, scripts: list[list[int]]) -> list[Any]:
             self._noted(command)
             self.state = "late"
 
-        def ask(self, command: Command, state: Any, reply: Callable[[Any], Any]) -> None:
+        def ask(self, command: Command, question: Any, reply: Any, state: Any = ()) -> bool:
+            if self.state != "idle":
+                return False
             self._noted(command)
-            reply(self.answer)
+            if self.answer is not None:
+                reply.receive(self.answer)
             self.state = "active"
+            return True
+
+        @property
+        def owes_reply(self) -> bool:
+            return self.state == "active" and self.pending is None
 
         def adopt(self, chunks: Any, state: Any) -> None:
             handover = Handover(chunks, job.like)
@@ -89,7 +99,7 @@ def lanes_of(job: Job, scripts: list[list[int]]) -> list[Any]:
         def poll(self) -> bool:
             if self.state == "late" and self.due >= 0:
                 self.state = "idle"
-            if self.state == "active" and self.pending is None:
+            if self.owes_reply and not self.stuck:
                 self.state = "idle"
             if self.state == "active":
                 for number in range(len(self.pending.times), self.due):
@@ -306,28 +316,21 @@ def test_scores_and_state_of_who_does_not_answer(monkeypatch: pytest.MonkeyPatch
 
 
 def test_who_has_not_written_its_state_in_time_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hpcfl.realtime import server as module
-
-    def write(lane: Any, command: Command) -> bool:
-        """Be asked: lane 1 writes at once, 2 never, 3 is late."""
-        lane.commands.append(command)
-        lane.is_writing = lane.topology.ranks == (2,)
-        return bool(lane.state == "idle")
-
+    """Rank 1 writes at once, 2 never, 3 is late."""
     job = soon()
     lanes = lanes_of(job, [[], [], []])
-    monkeypatch.setattr(type(lanes[0]), "write", write, raising=False)
-    monkeypatch.setattr(type(lanes[0]), "stop_writing", lambda lane: lane.commands.append("stop"), raising=False)
-    monkeypatch.setattr(module, "SAVE_SECONDS", 0.01)
-    lanes[2].state, lanes[2].due = "late", -1
+    monkeypatch.setattr(questions, "SAVE_SECONDS", 0.01)
+    lanes[1].stuck, lanes[2].state, lanes[2].due = True, "late", -1
     server, now = server_of(job, lanes), Progress(3, job.algorithm.init_server(job.task), {})
     server.apart = True
     assert [int(client) for clients, _ in server.personal(now) for client in clients] == [1, 2]
     assert (server.homes.tolist(), server.stale) == ([1, 0, 0], {1: 0, 2: 0})
-    assert [(lane.commands[0].op, lane.commands[0].round, lane.commands[1:]) for lane in lanes] == [
-        *[(Op.WRITE, 3, ["stop"])] * 2,
-        (Op.WRITE, 3, []),
+    assert [[(each.op, each.round) for each in lane.commands] for lane in lanes] == [
+        [(Op.WRITE, 3)],
+        [(Op.WRITE, 3)],
+        [],
     ]
+    assert [lane.state for lane in lanes] == ["idle", "late", "late"]
 
 
 def test_clients_of_lost_ranks_go_on_where_the_fewest_are(
@@ -380,16 +383,16 @@ def test_a_reply_that_was_given_up_has_room_until_it_has_come() -> None:
     transfers = Transfers()
     lane = Lane(Topology((1,), (((0,),),)), direct(MPI.COMM_SELF, 0, True), job.layout, 3, Bandwidth(), transfers)
     _, data = direct(MPI.COMM_SELF, 0, False)
-    reply, sent = TableReply(2, 1), TableReply(2, 1)
+    reply, sent = Table(lane.topology, 2), Table(lane.topology, 2)
     room = weakref.ref(reply.data)
-    lane.ask(Command(Op.SCORE, counted=lane.counted), [], reply.carried)
+    lane.ask(Command(Op.SCORE), Score(), reply)
     del reply
     lane.give_up()
     assert not lane.poll()
     assert lane.state == "late"
     assert room() is not None
     heard = np.zeros_like(Command(Op.SCORE).packed(1, 3))
-    requests = [*direct(MPI.COMM_SELF, 0, False)[0].down(heard), *sent.carried(data)]
+    requests = [*direct(MPI.COMM_SELF, 0, False)[0].down(heard), *sent.send(data)]
     while lane.state == "late":
         transfers.look()
         lane.poll()

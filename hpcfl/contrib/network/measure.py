@@ -379,7 +379,7 @@ class _Server:
         def once() -> float:
             start = time.thread_time()
             for lane in lanes.all:
-                lane.invite(orders.Command(orders.Op.VISIT, counted=lane.counted, cohort=cohort), [state])
+                lane.invite(orders.Command(orders.Op.VISIT, cohort=cohort), [state])
             used = time.thread_time() - start
             rooms = [(orders.Command.empty(1, LANES), np.empty_like(state)) for _ in ranks]
             requests = [
