@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -12,6 +13,7 @@ import numpy as np
 from hpcfl.base.lazy import MPI
 from hpcfl.base.types import Ints
 from hpcfl.mpi.placement import TWO_LEVEL, lane_ranks
+from hpcfl.mpi.transfers import Near
 from hpcfl.mpi.waiting import wait
 
 PIECE_BYTES = 2**30  # Open MPI refuses 2^31 bytes and more in one message
@@ -19,7 +21,8 @@ DOWN_BYTES = 2**24  # what goes down goes in such pieces: a rank that leads othe
 CONTROL, DATA, NOTICES, WORDS = range(4)
 TAGS = 4
 NOTHING = np.zeros(0, dtype=np.uint8)
-Requests: TypeAlias = "list[MPI.Request]"
+Requests: TypeAlias = "list[Any]"
+"""MPI's, or `Near` ones: what can be tested."""
 
 
 def in_pieces(data: Any, down: bool = False) -> list[Any]:
@@ -170,6 +173,33 @@ class Relayed(Direct):
         return [begin(piece, self.peer, self.tag) for piece in in_pieces(data)]
 
 
+class Way:
+    """Messages in one direction within a process: each meets room for it, in their order."""
+
+    def __init__(self) -> None:
+        self._given: dict[bool, deque[tuple[Near, Any]]] = {True: deque(), False: deque()}  # what is sent, and room
+
+    def take(self, data: Any, sends: bool) -> Near:
+        request = Near()
+        self._given[sends].append((request, data))
+        while all(self._given.values()):
+            (sent, message), (received, room) = (each.popleft() for each in (self._given[True], self._given[False]))
+            flat = (message.cpu() if hasattr(message, "cpu") else message).reshape(-1)
+            room.reshape(-1)[: len(flat)] = flat
+            sent.done = received.done = True
+        return request
+
+
+class Within(Direct):
+    """A channel of a rank to its own clients, which compute beside it; `ways` go down and up."""
+
+    def __init__(self, leads: bool, ways: tuple[Way, Way]) -> None:
+        self.leads, self.ways = leads, ways
+
+    def _carried(self, data: Any, sends: bool) -> Requests:
+        return [self.ways[sends != self.leads].take(data, sends)]
+
+
 Pair = tuple[Channel, Channel]
 """A lane's channels: for commands, and for everything large."""
 
@@ -227,6 +257,13 @@ def _duplicate(comm: MPI.Intracomm) -> MPI.Intracomm:
     made, request = comm.Idup()
     wait([request])
     return made
+
+
+def within() -> tuple[Pair, Pair]:
+    """Return both ends of a lane within this process, its own first: the other one's clients are its own."""
+    ways = [(Way(), Way()) for _ in range(2)]
+    own, other = ([Within(leads, each) for each in ways] for leads in (True, False))
+    return (own[0], own[1]), (other[0], other[1])
 
 
 def direct(comm: MPI.Intracomm, peer: int, leads: bool, number: int = 0) -> Pair:

@@ -8,6 +8,20 @@ from typing import Any
 from hpcfl.base.lazy import MPI
 
 
+class Near:
+    """What is under way within this process, as MPI's requests are between several."""
+
+    done = False
+
+    def Test(self) -> bool:  # noqa: N802
+        return self.done
+
+
+def complete(requests: Sequence[Any]) -> bool:
+    """Whether all requests are complete."""
+    return all(request.Test() for request in requests)
+
+
 class Transfer:
     """Requests that belong together, of one `owner`.
 
@@ -50,9 +64,10 @@ class Transfers:
         self._transfers: list[Transfer] = []  # whose each request is
         self._statuses: list[MPI.Status] = []
         self._stirred: dict[Hashable, str] = {}
+        self._near: list[tuple[Near, Transfer]] = []
         self._abandoned: list[tuple[MPI.Request, Transfer]] = []
 
-    def begin(self, owner: Hashable, requests: Sequence[MPI.Request], kept: Any = None, outgoing: int = 0) -> Transfer:
+    def begin(self, owner: Hashable, requests: Sequence[Any], kept: Any = None, outgoing: int = 0) -> Transfer:
         """Take in requests that have just begun.
 
         Parameters
@@ -64,8 +79,10 @@ class Transfers:
         """
         transfer = Transfer(owner, len(requests), kept, outgoing)
         self.outgoing += outgoing
-        self._requests += requests
-        self._transfers += [transfer] * len(requests)
+        self._near += [(request, transfer) for request in requests if isinstance(request, Near)]
+        others = [request for request in requests if not isinstance(request, Near)]
+        self._requests += others
+        self._transfers += [transfer] * len(others)
         self.stir(owner)
         return transfer
 
@@ -81,9 +98,11 @@ class Transfers:
             if error:
                 self._stirred[transfer.owner] = " ".join(MPI.Get_error_string(error).split())
                 continue
-            transfer.left -= 1
-            if transfer.done:
-                self._complete(transfer)
+            self._less(transfer)
+        for request, transfer in self._near:
+            if request.done:
+                self._less(transfer)
+        self._near = [(request, transfer) for request, transfer in self._near if not request.done]
         for index in sorted((index for index, _ in found), reverse=True):  # the last one takes its place
             for row in (self._requests, self._transfers):
                 last: Any = row.pop()
@@ -103,9 +122,14 @@ class Transfers:
             for each in {id(each): each for _, each in mine}.values():
                 self.outgoing -= each.outgoing
                 each.outgoing = 0
+        self._near = [(request, each) for request, each in self._near if each.owner != owner]
         self._stirred.pop(owner, None)
 
-    def _complete(self, transfer: Transfer) -> None:
+    def _less(self, transfer: Transfer) -> None:
+        """Note that one request of a transfer is complete, and whether that was the last one."""
+        transfer.left -= 1
+        if not transfer.done:
+            return
         self.outgoing -= transfer.outgoing
         transfer.complete()
         self._stirred.setdefault(transfer.owner, "")

@@ -117,13 +117,25 @@ def wait(requests: list[MPI.Request]) -> None:
         patience.pause()
 
 
+class Doze:
+    """How long to pause where it may take hours and is in no hurry: ever longer, after as many looks as MPI needs."""
+
+    def __init__(self) -> None:
+        self.looks, self.nap = 0, LONG_SECONDS
+
+    def pause(self, coming: int = 0) -> None:
+        self.looks += 1
+        if self.looks % STEPS == 0:
+            time.sleep(self.nap)
+            self.nap = min(DOZE_GROWTH * self.nap, DOZE_SECONDS)
+
+
 def doze(requests: list[MPI.Request], rest: Callable[[], None]) -> None:
     """Complete requests that may take hours and are in no hurry: sleep ever longer, call `rest` in between."""
-    nap = LONG_SECONDS
-    while not any(MPI.Request.Testall(requests) for _ in range(STEPS)):
+    pauses = Doze()
+    while not MPI.Request.Testall(requests):
         rest()
-        time.sleep(nap)
-        nap = min(DOZE_GROWTH * nap, DOZE_SECONDS)
+        pauses.pause()
 
 
 def tell(comm: MPI.Intracomm | Roll, text: str, root: int = 0) -> str:

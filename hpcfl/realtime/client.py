@@ -1,12 +1,17 @@
-"""A client rank's side of rounds in real time: MPI in the main thread, computing in another one."""
+"""A client rank's side of rounds in real time: messages in the main thread, computing in another one.
+
+What it does is written as steps: where it waits, it yields, and whoever runs it says how time passes. A rank that is
+alone on its lane, or shares it, runs its own; one that leads others takes a step of its own clients between two looks.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -18,7 +23,8 @@ from hpcfl.engine.job import Job
 from hpcfl.engine.profile import Phases
 from hpcfl.mpi.channel import Pair, Requests
 from hpcfl.mpi.placement import Topology, Turn
-from hpcfl.mpi.waiting import Patience, doze
+from hpcfl.mpi.transfers import complete
+from hpcfl.mpi.waiting import Doze, Patience
 from hpcfl.realtime.executor import Executor, Worker
 from hpcfl.realtime.frames import FrameFormat, StagedFrame, frame_formats, narrow_formats
 from hpcfl.realtime.orders import Command, Op
@@ -33,6 +39,17 @@ class GivenUp(Exception):  # noqa: N818
     """The server no longer speaks with this rank on its lane."""
 
 
+@dataclass(eq=False)
+class Wait:
+    """One wait: so many bytes are `coming`, or the computing thread may have something within so many `seconds`."""
+
+    coming: int = 0
+    seconds: float = 0.0
+
+
+Steps: TypeAlias = Generator[Wait, None, None]
+
+
 class ClientRank:
     """One client rank on its lane; `rest` is called while it waits.
 
@@ -42,8 +59,10 @@ class ClientRank:
         The lane's: for commands, and for everything large.
     spare : (Channel, Channel), optional
         Those of a lane for this rank alone, if the lane should lose another rank, or the one that it goes by.
+    phases, profiled : Phases, optional
+        Where the rank's time goes, as far as it is told here; what it replies when it is asked, as a rule the same.
     worker : Worker, optional
-        What computes, where it has begun to already; the rank is then not here before it has `arrived`.
+        What computes, where it has begun to already.
 
     Attributes
     ----------
@@ -63,37 +82,27 @@ class ClientRank:
         phases: Phases | None = None,
         store: Callable[[int, Mapping[int, State]], None] | None = None,
         worker: Worker | None = None,
+        profiled: Phases | None = None,
     ) -> None:
         self.word: Requests = []
         self._left: list[Any] = []
         self.job, self.executor, self.rest, self.spare, self.store = job, executor, rest, spare, store
         self.phases, self._round = phases or Phases(), -1
+        self.profiled = profiled or self.phases
         self.worker = worker or Worker()
         if worker is None:
             self.worker.start(lambda put: executor.warm())
-        self._room()
         self._posted = self._total = self._commands = 0
         self._last = 0.0  # when it has posted its last frame
         self.released = False
         self._over = threading.Event()
         self._join(topology, local_rank, channels)
-        if worker is None:
-            self.arrived()
 
-    def _room(self) -> None:
-        """Make room for the shared state."""
+    def _join(self, topology: Topology, local_rank: int, channels: Pair) -> None:
+        """Be on a lane, with room of its own for the shared state."""
         packing = Packing(self.job.algorithm.init_server(self.job.task))
         state = packing.zeros(pinned=self.job.task.device.type == "cuda")
         self.parts, self.views = packing.received(state), packing.views(state)
-
-    def arrived(self) -> ClientRank:
-        """Tell whoever leads this rank that it is here; return itself."""
-        self._rested()
-        freeze()
-        self._arrive()
-        return self
-
-    def _join(self, topology: Topology, local_rank: int, channels: Pair) -> None:
         self.local_rank = local_rank
         self.control, self.data = channels
         self._sends: list[tuple[Requests, StagedFrame | None]] = []
@@ -106,54 +115,67 @@ class ClientRank:
         self._turns: list[Turn] = []
         self._command = Command.empty(len(topology.clients), self.job.config.clients)
 
-    def _arrive(self) -> None:
-        """Tell the server that this rank is here and free, and how many commands it has heard on the lane before."""
-        self._rested()
+    def serve(self) -> Command:
+        """Do what the server asks; return its last word, which is that the run is over."""
+        last = Wait()
+        for wait in self.steps():
+            if wait is not last:
+                last, pauses = wait, Doze() if self.released else Patience()
+            if wait.seconds:
+                self.worker.wait(wait.seconds)
+            else:
+                pauses.pause(coming=wait.coming)
+        return self._heard_last
+
+    def steps(self) -> Steps:
+        """Do the same step by step."""
+        while True:
+            yield from self._arrive()
+            try:
+                yield from self._served()
+                return
+            except MPI.Exception as error:
+                if self.spare is None:
+                    reason = " ".join(error.Get_error_string().split())
+                    raise RunError(f"the server (rank 0) is lost ({reason})") from None
+            except GivenUp:
+                assert self.spare is not None
+            # the lane has lost another rank: go on with one of this rank alone
+            self.word = []
+            self._over.set()
+            self._left += [self._sends, self._heard, self._command, self.parts]  # who hangs may still use it one day
+            self._join(self.topology.single(self.local_rank), 0, self.spare)
+            self.spare = None
+
+    def _arrive(self) -> Steps:
+        """Tell who leads this rank that it is here and free, and how many commands it has heard on the lane before."""
+        yield from self._rested()
+        freeze()
         heard = np.array([self._commands]), np.zeros(1, dtype=np.int64)
         self._left.append(heard)
         self._sends.append((self.control.agree(*heard), None))
         self._commands = 0
 
-    def serve(self) -> Command:
-        """Do what the server asks; return its last word, which is that the run is over."""
-        try:
-            return self._served()
-        except MPI.Exception as error:
-            if self.spare is None:
-                reason = " ".join(error.Get_error_string().split())
-                raise RunError(f"the server (rank 0) is lost ({reason})") from None
-        except GivenUp:
-            assert self.spare is not None
-        # the lane has lost another rank: go on with one of this rank alone
-        self.word = []
-        self._over.set()
-        self._left += [self._sends, self._heard, self._command, self.parts]  # who hangs may still use it one day
-        self._room()
-        self._join(self.topology.single(self.local_rank), 0, self.spare)
-        self.spare = None
-        self._arrive()
-        return self.serve()
-
-    def _served(self) -> Command:
+    def _served(self) -> Steps:
         self._listen()
         while True:
             with self.phases.phase("waiting"):
-                doze(self._heard, self._progress) if self.released else self._wait(self._heard)
-            command = self._heard_command()
+                yield from self._wait(self._heard)
+            command = self._heard_last = self._heard_command()
             self._begin(command)
             self.executor.acknowledge(dict(zip(self.topology.clients.tolist(), command.counted.tolist())))
             if command.op is Op.VISIT:
                 self._listen()
                 with self.phases.phase("compute"):
-                    self._visit(command)
+                    yield from self._visit(command)
             elif command.op is Op.CLOSE:
                 with self.phases.phase("reduction"):
-                    self._close()
+                    yield from self._close()
                 self._listen()
             else:
-                self._answer(command)
+                yield from self._answer(command)
             if command.op is Op.LEAVE:
-                return command
+                return
 
     def _heard_command(self) -> Command:
         """Return what has been heard."""
@@ -172,7 +194,7 @@ class ClientRank:
 
     # visits
 
-    def _visit(self, command: Command) -> None:
+    def _visit(self, command: Command) -> Steps:
         """Compute the visits that are asked for; send each frame as soon as it is ready."""
         begun = time.monotonic()
         facts = command.round, command.attempt, command.stage, command.cohort, command.closes_after
@@ -181,51 +203,52 @@ class ClientRank:
         self._turns = turns
         self._posted, self._total = 0, len(turns) * len(self.formats)
         over = self._over = threading.Event()
-        self._receive(self.parts)
+        yield from self._receive(self.parts)
         work = self.executor.visits
         last = begun + attempt.closes_after - self.executor.spare(attempt.closes_after) / 2
         given = attempt, self.views, turns, self.formats, self.local_rank, over
         self.worker.start(lambda put: work(*given, put, begun, self.narrow))
-        while self._posted < self._total and not self._interrupted():
-            staged = self.worker.take(SENDING_SECONDS if self._sends else LOOK_SECONDS)
-            while staged is not None:
-                self._wait([staged])
-                self._post(staged)
-                staged = self.worker.take(0)
+        while self._posted < self._total:
+            if (yield from self._interrupted()):
+                break
+            yield Wait(seconds=SENDING_SECONDS if self._sends else LOOK_SECONDS)
+            while (staged := self.worker.take(0)) is not None:
+                yield from self._post(staged)
             if time.monotonic() > last:
-                self._send_snapshot(over)
+                yield from self._send_snapshot(over)
             self._progress()
         if self._posted == self._total:
-            self._rested()  # the state that was served is in use until then
+            yield from self._rested()  # the state that was served is in use until then
         with self.phases.phase("reduction"):
-            self._until(lambda: not self._sends or MPI.Request.Testall(self._heard))
+            yield from self._until(lambda: not self._sends or complete(self._heard))
         if self._posted == self._total and not self._sends and not over.is_set():
             self.executor.delivery = time.monotonic() - self._last
 
-    def _interrupted(self) -> bool:
-        """Whether the server has said something that ends the visits; hand over personal state if that is all."""
-        if not MPI.Request.Testall(self._heard):
+    def _interrupted(self) -> Generator[Wait, None, bool]:
+        """Say whether the server has said something that ends the visits; hand over personal state if that is all."""
+        if not complete(self._heard):
             return False
         command = Command.unpacked(self._command.copy(), len(self.topology.clients))
         if command.op in QUESTIONS and QUESTIONS[command.op].beside:
-            self._answer(self._heard_command())
+            yield from self._answer(self._heard_command())
             return False
         return True
 
-    def _send_snapshot(self, over: threading.Event) -> None:
+    def _send_snapshot(self, over: threading.Event) -> Steps:
         """Send the last snapshot of a visit that has not ended in time, if there is one; the visit ends then."""
         number, begun = divmod(self._posted, len(self.formats))
         for staged in () if begun else self.executor.overdue(number):
             over.set()
-            self._wait([staged])
-            self._post(staged)
+            yield from self._post(staged)
 
     def _formats(self, turn: Turn) -> list[FrameFormat]:
         """Return the formats of the frames in which this rank sends a turn's visits."""
         client = next(chain(*turn), None)
         return self.formats if client is None else self.narrow.get(int(self.job.parts[client]), self.formats)
 
-    def _post(self, staged: StagedFrame) -> None:
+    def _post(self, staged: StagedFrame) -> Steps:
+        """Send a frame once its data are there."""
+        yield from self._until(staged.Test)
         self._sends.append((self.send(staged), staged))
         self._posted += 1
         self._last = time.monotonic()
@@ -236,69 +259,74 @@ class ClientRank:
         carried = self.data.absent if staged.empty else self.data.summed
         return [*self.data.summed(head), *(request for buffer in large for request in carried(buffer))]
 
-    def _close(self) -> None:
+    def _close(self) -> Steps:
         """Catch up: send as many frames as any rank of the lane has begun to, then say when this one is free."""
         self._over.set()
         begun = -self._posted % len(self.formats) if self.job.planner.whole else 0  # what was begun is finished
         posted, target = np.array([self._posted + begun], dtype=np.int64), np.zeros(1, dtype=np.int64)
-        self._wait(self.control.agree(posted, target))
+        yield from self._wait(self.control.agree(posted, target))
         for _ in range(begun):
-            while (staged := self.worker.take(LOOK_SECONDS)) is None:
+            while (staged := self.worker.take(0)) is None:
                 self._progress()
-            self._wait([staged])
-            self._post(staged)
+                yield Wait(seconds=LOOK_SECONDS)
+            yield from self._post(staged)
         while self._posted < max(int(posted[0]), int(target[0])):
             turn, group = divmod(self._posted, len(self.formats))
-            self._post(self.executor.staging.nothing(self._formats(self._turns[turn])[group]))
+            yield from self._post(self.executor.staging.nothing(self._formats(self._turns[turn])[group]))
             self._progress()
-        self._rested()
-        self._wait(self.control.meet())
-
-    def _rested(self) -> None:
-        """Wait until the worker is free."""
-        while self.worker.busy:
-            self.worker.take(LOOK_SECONDS)
-            self._progress()
+        yield from self._rested()
+        yield from self._wait(self.control.meet())
 
     # everything else that is asked
 
-    def _answer(self, command: Command) -> None:
+    def _answer(self, command: Command) -> Steps:
         """Do what is asked, and reply."""
         question = QUESTIONS[command.op]()
         if not question.alone:
             self._listen()
         with self.phases.phase(question.phase):
-            self._receive(self.parts if question.with_state else question.room(self, command))
+            yield from self._receive(self.parts if question.with_state else question.room(self, command))
             reply = question.reply(self.job, self.topology)
-            self._until(question.begin(self, command, reply))
-            self._wait(reply.send(self.control if question.beside else self.data))
+            yield from self._until(question.begin(self, command, reply))
+            yield from self._wait(reply.send(self.control if question.beside else self.data))
         if question.alone and command.op is not Op.LEAVE:
             self._listen()
 
     def release(self) -> None:
+        """Forget clients and shared state: only the last word is still to come."""
         self.executor.forget()
         self.parts, self.views, self.released = [], {}, True
 
     # waiting
 
-    def _receive(self, parts: list[Bytes]) -> None:
+    def _receive(self, parts: list[Bytes]) -> Steps:
         """Wait for what comes with a command."""
         requests = [request for part in parts for request in self.data.down(part)]
         with self.phases.phase("broadcast"):
-            self._wait(requests, sum(part.nbytes for part in parts))
+            yield from self._wait(requests, sum(part.nbytes for part in parts))
 
-    def _wait(self, requests: list[Any], coming: int = 0) -> None:
-        """Wait until all are complete, without spinning; `coming` bytes are known to be on their way."""
-        self._until(lambda: all(request.Test() for request in requests), coming)
+    def _wait(self, requests: Requests, coming: int = 0) -> Steps:
+        """Wait until all are complete; `coming` bytes are known to be on their way."""
+        yield from self._until(lambda: complete(requests), coming)
 
-    def _until(self, over: Callable[[], bool], coming: int = 0) -> None:
-        patience = Patience()
+    def _rested(self) -> Steps:
+        """Wait until the computing thread is free; what it has put before is not wanted any more."""
+
+        def rested() -> bool:
+            while self.worker.busy and self.worker.take(0) is not None:
+                pass
+            return not self.worker.busy
+
+        yield from self._until(rested, seconds=LOOK_SECONDS)
+
+    def _until(self, over: Callable[[], bool], coming: int = 0, seconds: float = 0.0) -> Steps:
+        wait = Wait(coming, seconds)
         while not over():
             self._progress()
-            patience.pause(coming=coming)
+            yield wait
 
     def _progress(self) -> None:
-        self._sends = [(requests, kept) for requests, kept in self._sends if not MPI.Request.Testall(requests)]
-        if self.word and MPI.Request.Testall(self.word):
+        self._sends = [(requests, kept) for requests, kept in self._sends if not complete(requests)]
+        if self.word and complete(self.word):
             raise GivenUp
         self.rest()

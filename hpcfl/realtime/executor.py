@@ -53,6 +53,7 @@ class Worker:
         self.busy = False
         self._work: queue.SimpleQueue[Callable[[Callable[[Any], None]], None]] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._next: Any = None  # the one that `wait` has seen
         # a daemon: a rank that leaves with an error does not wait for an operation that may take for ever
         threading.Thread(target=self._loop, name="hpcfl worker", daemon=True).start()
 
@@ -61,12 +62,18 @@ class Worker:
         self.busy = True
         self._work.put(work)
 
+    def wait(self, seconds: float) -> None:
+        """Return when there is a result, or after so many seconds."""
+        if self._next is None:
+            with suppress(queue.Empty):
+                self._next = self._results.get(timeout=seconds) if seconds > 0 else self._results.get_nowait()
+
     def take(self, timeout: float) -> Any:
         """Return the next result; None after `timeout` seconds or where the work has ended; raise what it raised."""
-        try:
-            kind, result = self._results.get(timeout=timeout) if timeout > 0 else self._results.get_nowait()
-        except queue.Empty:
+        self.wait(timeout)
+        if self._next is None:
             return None
+        (kind, result), self._next = self._next, None
         if kind == "put":
             return result
         self.busy = False

@@ -1,8 +1,8 @@
 """A client rank that leads others: it passes on what it is told, and sums of what they send.
 
 To the ranks below it is what the server is to ranks alone on their lanes; to the one above it is one lane
-(`hpcfl.realtime.node`). Its main thread speaks MPI, and adds up layers as they come; its own clients compute in
-another one, and hand their layers over there (`hpcfl.realtime.own`). It sends a group's sum on when all visits that
+(`hpcfl.realtime.node`). Its main thread speaks MPI, and adds up layers as they come. Its own clients are those of a
+client rank within this process, at the other end of one more lane. It sends a group's sum on when all visits that
 it has asked for have come that far, or when it hears that the round is closed: what has come until then counts.
 """
 
@@ -24,15 +24,15 @@ from hpcfl.engine.job import Job
 from hpcfl.engine.profile import Phases
 from hpcfl.mpi.channel import Channel, in_pieces
 from hpcfl.mpi.placement import Topology
-from hpcfl.mpi.transfers import Transfer
-from hpcfl.mpi.waiting import DOZE_SECONDS, Patience
+from hpcfl.mpi.transfers import Transfer, Transfers
+from hpcfl.mpi.waiting import Bandwidth, Doze, Patience
+from hpcfl.realtime.client import ClientRank
 from hpcfl.realtime.frames import SIGNS, SumFormat
 from hpcfl.realtime.lane import Lane, PendingReceive
 from hpcfl.realtime.lanes import Lanes
 from hpcfl.realtime.node import NodeLane, PendingSums
 from hpcfl.realtime.orders import RANK_STATES, Command, Notice, Op
 from hpcfl.realtime.outcome import add_group, names_who_counts
-from hpcfl.realtime.own import OwnLane
 from hpcfl.realtime.questions import QUESTIONS
 from hpcfl.schedule.plan import Attempt
 from hpcfl.sums.message import ExactSums
@@ -215,13 +215,11 @@ def turns(lane: Lane) -> int:
 class Below(Lanes):
     """The lanes of a leader: whenever it waits for them, it also does what else there is `beside`, a part at a time."""
 
-    def __init__(self, lanes: list[Lane], own: OwnLane, beside: Callable[[], bool], **more: Any) -> None:
+    def __init__(self, lanes: list[Lane], beside: Callable[[], bool], **more: Any) -> None:
         super().__init__(lanes, tells=False, **more)
-        self.own, self.beside = own, beside
+        self.beside = beside
 
     def poll(self) -> bool:
-        if self.own.busy:
-            self.transfers.stir(self.own)
         moved = super().poll()
         return self.beside() or moved
 
@@ -235,9 +233,10 @@ class Leader:
         All ranks below it, and itself.
     above : (Channel, Channel, Channel)
         To the rank above it: commands, what is large, and notices.
-    own : OwnLane
+    own : ClientRank
+        Its own clients.
     lanes : sequence of Lane
-        To the ranks below it, in the topology's order, its own among them.
+        To the ranks below it, in the topology's order, the one to its own clients among them.
     depth : int
         How many leaders are above it.
     waits : bool
@@ -250,31 +249,33 @@ class Leader:
         topology: Topology,
         above: tuple[Channel, Channel, Channel],
         parent: int,
-        own: OwnLane,
+        own: ClientRank,
         lanes: Sequence[Lane],
+        transfers: Transfers,
+        bandwidth: Bandwidth,
         rest: Callable[[], None],
         phases: Phases,
         depth: int = 0,
         waits: bool = True,
     ) -> None:
-        self.job, self.topology, self.own, self.phases, self.waits = job, topology, own, phases, waits
+        self.job, self.topology, self.own, self.phases, self.waits = job, topology, own.steps(), phases, waits
         self.control, self.data, self.notices = above
         self.above, self.watch = Above(parent), rest
         self.lanes = Below(
             list(lanes),
-            own,
             self._beside,
             lost_after=job.config.lost_after,
-            bandwidth=own.bandwidth,
+            bandwidth=bandwidth,
             phases=phases,
-            transfers=own.transfers,
+            transfers=transfers,
             haste=2.0 ** (1 + depth),
         )
-        self.transfers = own.transfers
+        self.transfers = transfers
         self.row, self.place, row, place = dict[Lane, int](), dict[Lane, slice](), 0, 0
         for lane in lanes:
             self.row[lane], self.place[lane] = row, slice(place, place + len(lane.hosted))
             row, place = row + len(lane.topology.ranks), place + len(lane.hosted)
+        self.within = next(lane for lane in lanes if lane.topology.ranks == own.topology.ranks)
         self.hosted = topology.clients
         self.formats = [SumFormat(blocks, len(topology.ranks), topology.most(True)) for blocks in job.layout]
         self.packing = Packing(job.algorithm.init_server(job.task))
@@ -344,6 +345,7 @@ class Leader:
     def _beside(self) -> bool:
         """Do what there is to do whenever this rank looks at its lanes; True where some of it is left."""
         left = False
+        next(self.own, None)
         while self._passing and self._passing[0][0].done:
             _, piece, lanes = self._passing.popleft()
             for lane in lanes:
@@ -405,7 +407,6 @@ class Leader:
         buffer = POOL.empty((self.packing.nbytes,), torch.uint8)
         pieces = [piece for part in self.packing.received(buffer) for piece in in_pieces(part, down=True)]
         self.received += sum(piece.nbytes for piece in pieces)
-        self.own.views = self.packing.views(buffer)
         return [(self.transfers.begin(self.above, self.data.down(piece), piece), piece) for piece in pieces]
 
     # everything else that is asked
@@ -416,7 +417,7 @@ class Leader:
         pieces = self._receive_state() if question.with_state else []
         self._until(lambda: all(coming.done for coming, _ in pieces), self.packing.nbytes if pieces else 0)
         if question.dismisses:
-            self.lanes.wait_for_all(question.seconds(self.job, self.topology, self.own.bandwidth))
+            self.lanes.wait_for_all(question.seconds(self.job, self.topology, self.lanes.bandwidth))
 
         def hurry() -> None:
             if self._heard.done:
@@ -450,13 +451,12 @@ class Leader:
         return self._sends[-1]
 
     def _until(self, over: Callable[[], bool], coming: int = 0) -> None:
-        patience, nap = Patience(), 0.002
+        patience, doze = Patience(), Doze()
         while not over():
             if self.lanes.poll():
                 patience.moved()
             if self.released:
-                nap = min(1.05 * nap, DOZE_SECONDS)
-                time.sleep(nap)
+                doze.pause()
             else:
                 patience.pause(coming=coming + self.transfers.outgoing)
 
@@ -485,8 +485,9 @@ class Leader:
             self.notice.ranks[rows, 1:] = lane.sent, lane.received
             if self.round is not None and lane in self.round.added:
                 self._note_visits(lane)
-        received, sent = (sum(getattr(lane, way) for lane in self.lanes.all) for way in ("received", "sent"))
-        self.notice.ranks[self.row[self.own], 1:] = self.received + received, self.sent + sent
+        others = [lane for lane in self.lanes.all if lane is not self.within]
+        received, sent = (sum(getattr(lane, way) for lane in others) for way in ("received", "sent"))
+        self.notice.ranks[self.row[self.within], 1:] = self.received + received, self.sent + sent
 
     def _note_states(self, lane: NodeLane, states: Ints) -> None:
         """Note how it is about the ranks below another leader that is late or dead: as long as one may lead, late."""

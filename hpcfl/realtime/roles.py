@@ -13,15 +13,16 @@ from hpcfl.base.lazy import MPI
 from hpcfl.base.types import Ints, State
 from hpcfl.engine.job import Job
 from hpcfl.engine.profile import Phases
-from hpcfl.mpi.channel import direct, notices, words
+from hpcfl.mpi.channel import direct, notices, within, words
 from hpcfl.mpi.placement import Tree, topology
 from hpcfl.mpi.transfers import Transfers
+from hpcfl.mpi.transport import idle
 from hpcfl.mpi.waiting import Bandwidth
 from hpcfl.realtime.client import ClientRank
 from hpcfl.realtime.executor import Executor, Worker
+from hpcfl.realtime.lane import Lane
 from hpcfl.realtime.leader import Leader
 from hpcfl.realtime.orders import Command
-from hpcfl.realtime.own import OwnLane
 from hpcfl.realtime.succession import lane_to
 
 PAUSE_SECONDS = 0.01
@@ -65,7 +66,7 @@ class Roles:
 
     def _served(self, role: ClientRank | Leader) -> Command:
         try:
-            return role.serve() if isinstance(role, Leader) else role.arrived().serve()
+            return role.serve()
         except RunError:
             if self.tree.above(self.rank)[0] == 0:
                 raise
@@ -97,14 +98,18 @@ class Roles:
         (parent, epoch), below = self.tree.above(self.rank), self.tree.below(self.rank)
         alone, channels = topology([self.rank], self.job.chunks), direct(self.comm, parent, False, epoch)
         if not below:
-            given = alone, 0, channels, self.rest, None, self.phases, self.store
-            return ClientRank(self.job, self.executor, *given, worker=self.worker)
-        transfers, bandwidth = Transfers(), Bandwidth()
-        own = OwnLane(self.job, self.executor, self.worker, alone, bandwidth, transfers, self.phases, self.store)
+            given = channels, self.rest, None, self.phases, self.store, self.worker
+            return ClientRank(self.job, self.executor, alone, 0, *given)
+        transfers, bandwidth, (near, other) = Transfers(), Bandwidth(), within()
+        beside = other, idle, None, None, self.store, self.worker, self.phases
+        own = ClientRank(self.job, self.executor, alone, 0, *beside)
         facts = self.job.layout, self.job.config.clients, bandwidth, transfers, self.job.together, self.job.parts
-        lanes = [own if one.peer == self.rank else lane_to(self.job, self.comm, one, facts) for one in below]
+        lane = Lane(alone, near, *facts)
+        lane.bandwidth = Bandwidth()  # nothing is sent there
+        lanes = [lane if one.peer == self.rank else lane_to(self.job, self.comm, one, facts) for one in below]
         above = *channels, notices(self.comm, parent, False, epoch)
         under = topology([rank for each in lanes for rank in each.topology.ranks], self.job.chunks)
         depth, waits = self.tree.depth(self.tree.node(self.rank)), self.job.config.start_within is None
         waits &= not any(self.tree.epochs)
-        return Leader(self.job, under, above, parent, own, lanes, self.rest, self.phases, depth, waits)
+        more = transfers, bandwidth, self.rest, self.phases, depth, waits
+        return Leader(self.job, under, above, parent, own, lanes, *more)

@@ -626,9 +626,13 @@ class Computing:
         self._results.append((kind, item))
         self.network.stir(self.rank)
 
+    def wait(self, seconds: float) -> None:
+        if not self._results:
+            self.network.wait(seconds)
+
     def take(self, timeout: float) -> Any:
-        if not self._results and timeout > 0:
-            self.network.wait(timeout)
+        if timeout > 0:
+            self.wait(timeout)
         if not self._results:
             return None
         kind, result = self._results.popleft()
@@ -645,7 +649,7 @@ class Gone(Exception):  # noqa: N818
 
 
 ROOMS = (
-    *("arrivals", "client", "executor", "lane", "lanes", "leader", "node", "own", "pace", "relayed", "roles", "server"),
+    *("arrivals", "client", "executor", "lane", "lanes", "leader", "node", "pace", "relayed", "roles", "server"),
     *("start", "watchdog"),
 )
 

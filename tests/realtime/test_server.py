@@ -101,7 +101,7 @@ def lanes_of(job: Job, scripts: list[list[int]]) -> list[Any]:
                 self.state = "idle"
             if self.owes_reply and not self.stuck:
                 self.state = "idle"
-            if self.state == "active":
+            if self.state == "active" and self.pending is not None:
                 for number in range(len(self.pending.times), self.due):
                     self.pending.arrive(number, int(self.hosted[0]))
                     self.pending.times.append(time.monotonic())
