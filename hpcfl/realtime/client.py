@@ -134,12 +134,14 @@ class ClientRank:
             try:
                 yield from self._served()
                 return
-            except MPI.Exception as error:
+            except GivenUp:
+                assert self.spare is not None
+            except Exception as error:
+                if not isinstance(error, MPI.Exception):
+                    raise
                 if self.spare is None:
                     reason = " ".join(error.Get_error_string().split())
                     raise RunError(f"the server (rank 0) is lost ({reason})") from None
-            except GivenUp:
-                assert self.spare is not None
             # the lane has lost another rank: go on with one of this rank alone
             self.word = []
             self._over.set()

@@ -239,8 +239,9 @@ class Leader:
         To the ranks below it, in the topology's order, the one to its own clients among them.
     depth : int
         How many leaders are above it.
-    waits : bool
-        Whether it begins once all ranks below it are there; else some may still be busy, or hang.
+    renewed : bool
+        Whether it leads in the place of another one: ranks below it may still be busy, or hang, or be dead. Else it
+        begins once all of them are there, unless the config says how long they are waited for.
     """
 
     def __init__(
@@ -256,9 +257,9 @@ class Leader:
         rest: Callable[[], None],
         phases: Phases,
         depth: int = 0,
-        waits: bool = True,
+        renewed: bool = False,
     ) -> None:
-        self.job, self.topology, self.own, self.phases, self.waits = job, topology, own.steps(), phases, waits
+        self.job, self.topology, self.own, self.phases, self.renewed = job, topology, own.steps(), phases, renewed
         self.control, self.data, self.notices = above
         self.above, self.watch = Above(parent), rest
         self.lanes = Below(
@@ -292,7 +293,9 @@ class Leader:
         """Do what the rank above asks; return its last word, which is that the run is over."""
         for lane in self.lanes.all:
             lane.expect(lane.counted)
-        if self.waits:
+            if self.renewed:
+                lane.heard = time.monotonic()
+        if not self.renewed and self.job.config.start_within is None:
             self.lanes.wait_for_all(inf)
         freeze()
         self._send(self.data.up(HERE), HERE)

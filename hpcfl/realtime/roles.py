@@ -109,7 +109,6 @@ class Roles:
         lanes = [lane if one.peer == self.rank else lane_to(self.job, self.comm, one, facts) for one in below]
         above = *channels, notices(self.comm, parent, False, epoch)
         under = topology([rank for each in lanes for rank in each.topology.ranks], self.job.chunks)
-        depth, waits = self.tree.depth(self.tree.node(self.rank)), self.job.config.start_within is None
-        waits &= not any(self.tree.epochs)
-        more = transfers, bandwidth, self.rest, self.phases, depth, waits
+        depth, renewed = self.tree.depth(self.tree.node(self.rank)), any(self.tree.epochs)
+        more = transfers, bandwidth, self.rest, self.phases, depth, renewed
         return Leader(self.job, under, above, parent, own, lanes, *more)

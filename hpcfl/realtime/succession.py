@@ -9,8 +9,10 @@ word first, and is led from then on as any other rank.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Collection
 from contextlib import suppress
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -133,4 +135,6 @@ class Succession:
         successor = lane_to(self.job, self.comm, self.tree.under(branch), self.facts)
         counted = dict(zip(old.hosted.tolist(), old.unacknowledged().tolist()))
         successor.expect(np.array([counted[client] for client in successor.hosted.tolist()], dtype=np.int64))
+        if old.heard < inf:
+            successor.heard = time.monotonic()  # they have been here: they may not take their time again
         lanes.all[lanes.all.index(old)] = successor

@@ -650,7 +650,7 @@ class Gone(Exception):  # noqa: N818
 
 ROOMS = (
     *("arrivals", "client", "executor", "lane", "lanes", "leader", "node", "pace", "relayed", "roles", "server"),
-    *("start", "watchdog"),
+    *("start", "succession", "watchdog"),
 )
 
 

@@ -186,8 +186,9 @@ def test_ranks_in_real_time_tell(
 ) -> None:
     if world.size == 1:
         pytest.skip("needs a server and a client")
-    from hpcfl.realtime import server
+    from hpcfl.realtime import questions, server
 
+    monkeypatch.setattr(questions, "SAVE_SECONDS", 1e6)
     monkeypatch.setattr(server, "SAVE_SECONDS", 1e6)
     plain = {"participation": {"close": "all"}, "speed": {"model": "none"}, "clock": "wall", "threads": 1}
     profiled(world, table("salf", "mlp", False, **plain, lane_width=width), shared_dir / "run")

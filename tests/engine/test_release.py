@@ -193,9 +193,9 @@ def test_in_real_time_ranks_sleep_and_nobody_tests_clients(
 ) -> None:
     if world.size == 1:
         pytest.skip("needs a server and a client")
-    from hpcfl.realtime import lanes, server
+    from hpcfl.realtime import lanes, questions
 
-    for module, name in ((lanes, "ANSWER_SECONDS"), (server, "SAVE_SECONDS"), (server, "LEAVE_SECONDS")):
+    for module, name in ((lanes, "ANSWER_SECONDS"), (questions, "SAVE_SECONDS"), (questions, "LEAVE_SECONDS")):
         monkeypatch.setattr(module, name, 1e6)
     plain = {"speed": {"model": "none"}, "participation": {"close": "all"}, "threads": 1, "batch_clients": False}
     asked = values("", algorithm={"name": "fedrep", "batch": 32, "head_epochs": 2}, **plain)

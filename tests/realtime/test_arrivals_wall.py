@@ -39,11 +39,11 @@ def _unhurried(world: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Wait for answers and for personal state however long they take."""
     if world.size == 1:
         pytest.skip("needs a server and a client")
-    from hpcfl.realtime import arrivals, lanes, server
+    from hpcfl.realtime import arrivals, lanes, questions
 
-    for module, name in ((lanes, "ANSWER_SECONDS"), (server, "SAVE_SECONDS"), (arrivals, "SAVE_SECONDS")):
+    for module, name in ((lanes, "ANSWER_SECONDS"), (questions, "SAVE_SECONDS"), (arrivals, "SAVE_SECONDS")):
         monkeypatch.setattr(module, name, 1e6)
-    monkeypatch.setattr(server, "LEAVE_SECONDS", 1e6)
+    monkeypatch.setattr(questions, "LEAVE_SECONDS", 1e6)
     yield
     stopping.uninstall()
 

@@ -166,9 +166,9 @@ def test_older_personal_state_is_told_of(
     world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Client 1 is stuck in round 0 until the others are in round 3; the run stops when a visit of its has counted."""
-    from hpcfl.realtime import server
+    from hpcfl.realtime import questions
 
-    monkeypatch.setattr(server, "SAVE_SECONDS", 1e6)  # for whoever is free; who is late is not asked
+    monkeypatch.setattr(questions, "SAVE_SECONDS", 1e6)  # for whoever is free; who is late is not asked
     monkeypatch.setattr(stopping, "LOOK_SECONDS", 0.0)
     folder = shared_dir / "run"
     after_each_round(monkeypatch, lambda done, row: row["arrived"][1] and stopping.request(folder))

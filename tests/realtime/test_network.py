@@ -95,17 +95,26 @@ def test_what_counted_is_acknowledged_though_the_lane_fell_apart_meanwhile() -> 
         assert len(found.lost) == 1
 
 
+def test_ranks_that_die_below_a_leader_that_has_just_come_are_lost() -> None:
+    """Found by seed 3129: they could take their time as at the start, and the server waited for them for ever."""
+    dies = (Fault(0.3, "kill", 1), Fault(0.45, "kill", 2))
+    found = play(schedule(ranks=3, lane_width="two-level", lost_after=2.0, faults=dies))
+    assert found.broken == ""
+    assert [line.split(" (")[0] for line in found.lost] == ["rank 1 is lost", "rank 2 is lost"]
+
+
 # what it finds
 
 
 def test_memory_that_changes_while_it_is_sent_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    posted = client.ClientRank._post
+    send = client.ClientRank.send
 
-    def reused(self: client.ClientRank, staged: Any) -> None:
-        posted(self, staged)
+    def reused(self: client.ClientRank, staged: Any) -> Any:
+        requests = send(self, staged)
         staged.parts[0].zero_()
+        return requests
 
-    monkeypatch.setattr(client.ClientRank, "_post", reused)
+    monkeypatch.setattr(client.ClientRank, "send", reused)
     assert "what it is still sending has changed" in play(schedule(network={"eager": 0})).broken
 
 

@@ -62,9 +62,9 @@ def _unhurried(world: Any, request: pytest.FixtureRequest, monkeypatch: pytest.M
             pytest.skip("needs a server and a client")
         yield
         return
-    from hpcfl.realtime import lanes, server
+    from hpcfl.realtime import lanes, questions, server
 
-    for module, name in ((lanes, "ANSWER_SECONDS"), (server, "SAVE_SECONDS"), (server, "LEAVE_SECONDS")):
+    for module, name in ((lanes, "ANSWER_SECONDS"), (questions, "SAVE_SECONDS"), (questions, "LEAVE_SECONDS")):
         monkeypatch.setattr(module, name, 1e6)
     personal = server.Server.personal
 

@@ -27,9 +27,9 @@ def several(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for answers however long they take."""
     if world.size == 1:
         pytest.skip("needs a server and a client")
-    from hpcfl.realtime import lanes, leader, server
+    from hpcfl.realtime import lanes, questions
 
-    for module, name in ((lanes, "ANSWER_SECONDS"), (server, "SAVE_SECONDS"), (leader, "SAVE_SECONDS")):
+    for module, name in ((lanes, "ANSWER_SECONDS"), (questions, "SAVE_SECONDS")):
         monkeypatch.setattr(module, name, 1e6)
 
 
