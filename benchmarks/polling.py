@@ -77,7 +77,7 @@ def many_lanes(comm: Any, count: int, seconds: float) -> dict[str, Any]:
     from hpcfl.mpi.channel import direct
     from hpcfl.mpi.placement import Topology
     from hpcfl.mpi.transfers import Transfers
-    from hpcfl.mpi.waiting import Bandwidth, wait
+    from hpcfl.mpi.waiting import wait
     from hpcfl.realtime.frames import frame_formats
     from hpcfl.realtime.lane import Lane
     from hpcfl.realtime.lanes import Lanes
@@ -107,10 +107,10 @@ def many_lanes(comm: Any, count: int, seconds: float) -> dict[str, Any]:
             sends += data.summed(frame[0].numpy())
         wait(sends)
         return {}
-    transfers, bandwidth = Transfers(), Bandwidth()
+    transfers = Transfers()
     topologies = [Topology((1 + number,), (((number,),),)) for number in mine]
-    all_lanes = [Lane(each, pair, job.layout, count, bandwidth, transfers) for each, pair in zip(topologies, ends)]
-    lanes = Lanes(all_lanes, bandwidth=bandwidth, transfers=transfers)
+    all_lanes = [Lane(each, pair, job.layout, count, transfers) for each, pair in zip(topologies, ends)]
+    lanes = Lanes(all_lanes, transfers=transfers)
     for lane in all_lanes:
         lane.invite(Command(Op.VISIT, cohort=np.arange(count)), [state])
     for _ in lanes.waiting("the state to leave", lambda: [one for one in all_lanes if one.pending is None]):

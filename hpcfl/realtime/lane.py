@@ -110,8 +110,7 @@ class Lane:
 
     It leads its client ranks over two `channels`: `control` for commands, `data` for everything large. The run has so
     many `clients`, which hold these `parts` of the blocks; `together`: a rank sends one sum over all its chunks. What
-    the lane measures it adds to the `bandwidth` of all, and what it has under way to the `transfers` of all: they tell
-    when it is to be polled.
+    the lane has under way is among the `transfers` of all: they tell when it is to be polled.
 
     Attributes
     ----------
@@ -136,7 +135,6 @@ class Lane:
         channels: Pair,
         layout: Layout,
         clients: int,
-        bandwidth: Bandwidth,
         transfers: Transfers,
         together: bool = False,
         parts: Ints | None = None,
@@ -144,12 +142,12 @@ class Lane:
         self.gone: list[tuple[int, str]] = []
         (self.control, self.data), self.run_clients = channels, clients
         self.shared, self.together = len(topology.ranks) > 1, together
-        self.bandwidth, self.transfers, self.layout = bandwidth, transfers, layout
+        self.bandwidth, self.transfers, self.layout = Bandwidth(), transfers, layout
         self.parts = np.zeros(clients, dtype=np.int64) if parts is None else parts
         self.host(topology)
         self.state, self.reason = "idle", ""
         self.since, self.heard = 0.0, inf  # a rank that has never been heard of may take its time to start
-        self.sent = self.received = 0
+        self.sent = self.received = self.round_bytes = 0
         self.worked: Floats = np.zeros((2, len(topology.ranks)))
         self._sends: list[Transfer] = []
         self._leaving: tuple[int, float] | None = None  # bytes of the state, and since when
@@ -476,6 +474,7 @@ class Lane:
     def _broadcast(self, state: Sequence[Bytes], later: int = 0) -> None:
         self._owed += later + sum(part.nbytes for part in state)
         self._leaving = self._owed, time.monotonic()
+        self.round_bytes = 2 * self._owed  # as much comes up
         for part in state:
             self.pass_on(part)
 

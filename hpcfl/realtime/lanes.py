@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from hpcfl.engine.job import Job
 from hpcfl.engine.profile import Phases
 from hpcfl.mpi.transfers import Transfers
 from hpcfl.mpi.transport import idle
-from hpcfl.mpi.waiting import Bandwidth, Patience
+from hpcfl.mpi.waiting import SLACK, Patience
 from hpcfl.realtime.lane import Lane
 from hpcfl.realtime.orders import Command
 from hpcfl.realtime.questions import QUESTIONS
@@ -67,7 +68,6 @@ class Lanes:
         spare: Mapping[int, Lane] | None = None,
         lost_after: float | None = None,
         patience: float = inf,
-        bandwidth: Bandwidth | None = None,
         phases: Phases | None = None,
         transfers: Transfers | None = None,
         tells: bool = True,
@@ -75,7 +75,7 @@ class Lanes:
     ) -> None:
         self.tells, self.haste = tells, haste
         self.all, self.spare, self.lost_after, self.patience = lanes, spare or {}, lost_after, patience
-        self.bandwidth, self.phases = bandwidth or Bandwidth(), phases or Phases()
+        self.phases = phases or Phases()
         self.transfers, self._listened = transfers or Transfers(), 0.0
         self.lost: list[Loss] = []
 
@@ -225,9 +225,18 @@ class Lanes:
             pass
 
     def wait_for_late(self) -> None:
-        """Give lanes that are late the time to become free: most of them do in a few milliseconds."""
-        for _ in self.waiting("lanes to be free", lambda: [one for one in self.all if one.late_for() < GRACE_SECONDS]):
-            pass
+        """Give lanes that are late the time to become free: most of them do in a few milliseconds.
+
+        Where most links are faster, one that is slow holds up nobody.
+        """
+        rate = median([lane.bandwidth.rate for lane in self.all] or [inf])
+        most = GRACE_SECONDS + SLACK * max((lane.round_bytes for lane in self.all), default=0) / rate
+        late = [lane for lane in self.all if lane.late_for() < GRACE_SECONDS]
+        for seconds in self.waiting(
+            "lanes to be free", lambda: [one for one in late if one.late_for() < GRACE_SECONDS]
+        ):
+            if seconds > most:
+                break
 
     def wait_for_all(self, limit: float, what: str = "ranks to be free", rest: Callable[[], None] = idle) -> None:
         """Wait at most `limit` seconds until no lane has anything under way; `rest` may raise to end it."""
@@ -253,7 +262,8 @@ class Lanes:
         question = QUESTIONS[command.op]()
         replies = {lane: question.reply(job, lane.topology, lane.leads) for lane in lanes}
         asked = [lane for lane, reply in replies.items() if lane.ask(command, question, reply, state)]
-        limit = max((question.seconds(job, lane.topology, self.bandwidth) for lane in asked), default=0.0)
+        allowed = [lane.bandwidth.allows(replies[lane].nbytes) + question.seconds(job, lane.topology) for lane in asked]
+        limit = max(allowed, default=0.0)
 
         def owing() -> list[Lane]:
             return [lane for lane in asked if lane.owes_reply]

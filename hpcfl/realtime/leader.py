@@ -25,7 +25,7 @@ from hpcfl.engine.profile import Phases
 from hpcfl.mpi.channel import Channel, in_pieces
 from hpcfl.mpi.placement import Topology
 from hpcfl.mpi.transfers import Transfer, Transfers
-from hpcfl.mpi.waiting import Bandwidth, Doze, Patience
+from hpcfl.mpi.waiting import Doze, Patience
 from hpcfl.realtime.client import ClientRank
 from hpcfl.realtime.frames import SIGNS, SumFormat
 from hpcfl.realtime.lane import Lane, PendingReceive
@@ -253,7 +253,6 @@ class Leader:
         own: ClientRank,
         lanes: Sequence[Lane],
         transfers: Transfers,
-        bandwidth: Bandwidth,
         rest: Callable[[], None],
         phases: Phases,
         depth: int = 0,
@@ -266,7 +265,6 @@ class Leader:
             list(lanes),
             self._beside,
             lost_after=job.config.lost_after,
-            bandwidth=bandwidth,
             phases=phases,
             transfers=transfers,
             haste=2.0 ** (1 + depth),
@@ -420,7 +418,7 @@ class Leader:
         pieces = self._receive_state() if question.with_state else []
         self._until(lambda: all(coming.done for coming, _ in pieces), self.packing.nbytes if pieces else 0)
         if question.dismisses:
-            self.lanes.wait_for_all(question.seconds(self.job, self.topology, self.lanes.bandwidth))
+            self.lanes.wait_for_all(question.seconds(self.job, self.topology))
 
         def hurry() -> None:
             if self._heard.done:

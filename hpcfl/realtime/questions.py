@@ -21,7 +21,6 @@ from hpcfl.engine.profile import Phases
 from hpcfl.mpi.channel import Channel, Requests
 from hpcfl.mpi.placement import Chunk, Topology
 from hpcfl.mpi.transport import Like, Saved, arrays, as_chunk
-from hpcfl.mpi.waiting import Bandwidth
 from hpcfl.realtime.orders import Command, Op
 from hpcfl.realtime.watchdog import LEAVE_SECONDS
 from hpcfl.sums.packing import Bytes, Packing, as_bytes
@@ -41,6 +40,7 @@ class Reply(ABC):
     """What comes back on a lane, where its ranks are those of the `topology`; of all below a leader if it is `led`."""
 
     topology: Topology
+    nbytes = 0
 
     @abstractmethod
     def receive(self, channel: Channel) -> Requests:
@@ -108,11 +108,12 @@ class States(Reply):
         self.topology, self.there = topology, Done(topology, led)
         self.packings = [Packing(_named({client: like(client) for client in clients})) for clients in topology.hosted]
         self.counts = [packing.nbytes for packing in self.packings]
+        self.nbytes = sum(self.counts)
         self.buffer = torch.empty(0, dtype=torch.uint8)
 
     def receive(self, channel: Channel) -> Requests:
         """Begin to receive it; what a leader sends is behind a table of whose it has."""
-        self.buffer = torch.empty(sum(self.counts), dtype=torch.uint8)
+        self.buffer = torch.empty(self.nbytes, dtype=torch.uint8)
         there = [] if self.there.table is None else self.there.receive(channel)
         return [*there, *channel.up(as_bytes(self.buffer), self.counts)]
 
@@ -127,7 +128,7 @@ class States(Reply):
     def merge(self, replies: Sequence[States], came: Sequence[bool]) -> None:
         self.there.merge([each.there for each in replies], came)
         nothing = partial(torch.zeros, dtype=torch.uint8)
-        parts = [each.buffer if here else nothing(sum(each.counts)) for each, here in zip(replies, came)]
+        parts = [each.buffer if here else nothing(each.nbytes) for each, here in zip(replies, came)]
         self.buffer = torch.cat(parts)
 
     def lacking(self) -> list[int]:
@@ -218,8 +219,8 @@ class Question(ABC):
     def begin(self, rank: ClientRank, command: Command, reply: Any) -> Callable[[], bool]:
         """Begin what a rank does; the result says whether that is over, and its own part is in the reply."""
 
-    def seconds(self, job: Job, topology: Topology, bandwidth: Bandwidth) -> float:
-        """Return how long replies are waited for at most, but three times as long as half of the lanes took."""
+    def seconds(self, job: Job, topology: Topology) -> float:
+        """Return how long a reply may take to begin to come at most; inf: as long as it takes others."""
         return SAVE_SECONDS
 
 
@@ -236,7 +237,7 @@ class Score(Question):
         scores = partial(rank.executor.scores, command.round, shared)
         return _computed(rank.worker, scores, partial(reply.put, rank.local_rank))
 
-    def seconds(self, job: Job, topology: Topology, bandwidth: Bandwidth) -> float:
+    def seconds(self, job: Job, topology: Topology) -> float:
         return inf
 
 
@@ -265,9 +266,6 @@ class Save(Question):
         reply.put(rank.local_rank, rank.executor.personal())
         return _at_once
 
-    def seconds(self, job: Job, topology: Topology, bandwidth: Bandwidth) -> float:
-        return SAVE_SECONDS + bandwidth.allows(len(topology.clients) * job.personal_bytes)
-
 
 class Write(Question):
     """Write the acknowledged personal state, which does not change meanwhile, to the checkpoint of a round."""
@@ -280,7 +278,7 @@ class Write(Question):
         under_way = begun(partial(rank.store, command.round, rank.executor.personal()))
         return lambda: under_way.done() and under_way.result() is None
 
-    def seconds(self, job: Job, topology: Topology, bandwidth: Bandwidth) -> float:
+    def seconds(self, job: Job, topology: Topology) -> float:
         most = max((len(clients) for clients in topology.hosted), default=0)
         return SAVE_SECONDS + most * job.personal_bytes / DISK
 
@@ -320,7 +318,7 @@ class Leave(Question):
     def begin(self, rank: ClientRank, command: Command, reply: Done) -> Callable[[], bool]:
         return _at_once
 
-    def seconds(self, job: Job, topology: Topology, bandwidth: Bandwidth) -> float:
+    def seconds(self, job: Job, topology: Topology) -> float:
         return LEAVE_SECONDS
 
 

@@ -17,7 +17,6 @@ from hpcfl.mpi.channel import direct, notices, within, words
 from hpcfl.mpi.placement import Tree, topology
 from hpcfl.mpi.transfers import Transfers
 from hpcfl.mpi.transport import idle
-from hpcfl.mpi.waiting import Bandwidth
 from hpcfl.realtime.client import ClientRank
 from hpcfl.realtime.executor import Executor, Worker
 from hpcfl.realtime.lane import Lane
@@ -100,15 +99,14 @@ class Roles:
         if not below:
             given = channels, self.rest, None, self.phases, self.store, self.worker
             return ClientRank(self.job, self.executor, alone, 0, *given)
-        transfers, bandwidth, (near, other) = Transfers(), Bandwidth(), within()
+        transfers, (near, other) = Transfers(), within()
         beside = other, idle, None, None, self.store, self.worker, self.phases
         own = ClientRank(self.job, self.executor, alone, 0, *beside)
-        facts = self.job.layout, self.job.config.clients, bandwidth, transfers, self.job.together, self.job.parts
+        facts = self.job.layout, self.job.config.clients, transfers, self.job.together, self.job.parts
         lane = Lane(alone, near, *facts)
-        lane.bandwidth = Bandwidth()  # nothing is sent there
         lanes = [lane if one.peer == self.rank else lane_to(self.job, self.comm, one, facts) for one in below]
         above = *channels, notices(self.comm, parent, False, epoch)
         under = topology([rank for each in lanes for rank in each.topology.ranks], self.job.chunks)
         depth, renewed = self.tree.depth(self.tree.node(self.rank)), any(self.tree.epochs)
-        more = transfers, bandwidth, self.rest, self.phases, depth, renewed
+        more = transfers, self.rest, self.phases, depth, renewed
         return Leader(self.job, under, above, parent, own, lanes, *more)

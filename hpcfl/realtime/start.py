@@ -20,7 +20,6 @@ from hpcfl.mpi.channel import Connected, connect, direct, single
 from hpcfl.mpi.launcher import end_job, end_ranks, has_cuda, has_ulfm
 from hpcfl.mpi.placement import TWO_LEVEL, Topology, lane_topologies, topology, tree
 from hpcfl.mpi.transfers import Transfers
-from hpcfl.mpi.waiting import Bandwidth
 from hpcfl.realtime import relayed
 from hpcfl.realtime.arrivals import ArrivalsServer
 from hpcfl.realtime.client import ClientRank
@@ -51,8 +50,8 @@ def lead(
     The lanes are those that were `connected` earlier, if any were. Ranks that are `absent` are lost from the start, for
     the reason that is given. Where ranks write `apart`, each has the `store` that `serve` is given.
     """
-    transfers, bandwidth = Transfers(), Bandwidth()
-    facts = job.layout, job.config.clients, bandwidth, transfers, job.together, job.parts
+    transfers = Transfers()
+    facts = job.layout, job.config.clients, transfers, job.together, job.parts
 
     def rest() -> None:
         if reason := stop.requested():
@@ -66,7 +65,7 @@ def lead(
         succession: Succession | None = None,
     ) -> Server:
         limits = job.config.lost_after, job.config.patience
-        made = kind(job, Lanes(lanes, spare, *limits, bandwidth, phases, transfers), rest)
+        made = kind(job, Lanes(lanes, spare, *limits, phases, transfers), rest)
         made.connected, made.apart, made.succession = there, apart, succession
         with suppress(Interrupted):  # the request lasts: the first round hears of it
             made.gather(absent)

@@ -184,6 +184,7 @@ class Network:
         self.trace = hashlib.sha256()
         self.dead: set[int] = set()
         self._frozen: dict[int, float] = {}
+        self._slow: dict[int, float] = {}  # how many times slower a rank's links are
         self._cut: dict[tuple[int, int], float] = {}
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
@@ -311,6 +312,11 @@ class Network:
         if self.failures:
             self.at(self.now + 0.05, self._fail)
 
+    def slow(self, rank: int, times: float) -> None:
+        """Let a rank's links be so many times slower than those of others from now on."""
+        self.note("slow", rank)
+        self._slow[rank] = times
+
     def cut(self, rank: int, seconds: float) -> None:
         """Let nothing pass between a rank and all others for so long; what is under way comes later."""
         self.note("cut", rank)
@@ -370,7 +376,8 @@ class Network:
 
     def _arrival(self, source: int, to: int, nbytes: int, key: tuple[Any, ...]) -> float:
         begin = max(self.now, self._free[source, to])
-        self._free[source, to] = begin + nbytes / self.bandwidth
+        slower = max(self._slow.get(source, 1.0), self._slow.get(to, 1.0))
+        self._free[source, to] = begin + slower * nbytes / self.bandwidth
         delay = self.latency * (1 + self.jitter * float(self.rng.random()))
         earlier = self._sent[key][-1].after if self._sent[key] else 0.0
         return max(self._free[source, to] + delay, earlier)

@@ -62,12 +62,15 @@ WIDTHS: tuple[Any, ...] = (1, 1, 2, "node", "all", "two-level", "two-level")
 
 @dataclass(frozen=True)
 class Fault:
-    """At some second a rank is suspended ("freeze") or cut off ("cut") for so many seconds, or dies ("kill")."""
+    """At some second a rank is suspended ("freeze") or cut off ("cut") for so many seconds, or dies ("kill").
+
+    Or its links are so many times slower from then on ("slow").
+    """
 
     when: float
     kind: str
     rank: int
-    seconds: float = 0.0
+    much: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -196,7 +199,8 @@ def play(schedule: Schedule) -> Played:
         job, reference = fresh(schedule.config, network.ranks), Reference(schedule)
         comm: Any = Comm(network, "world", range(network.ranks), 0)
         now, stop = job.begin(0), SimpleNamespace(requested=lambda: "")
-        most = inf if schedule.faults else job.planner.attempt(0).closes_after + LATE + 100 * network.latency
+        befalls = any(fault.kind != "slow" for fault in schedule.faults)  # what others feel
+        most = inf if befalls else job.planner.attempt(0).closes_after + LATE + 100 * network.latency
         rounds = start.lead(job, comm, schedule.hosts, Path("/nowhere"), stop, now)  # type: ignore[arg-type]
         try:
             while now.round < schedule.rounds:
@@ -262,7 +266,7 @@ def _befall(network: Network, fault: Fault) -> None:
     if fault.kind == "kill":
         network.kill(fault.rank)
     else:
-        getattr(network, fault.kind)(fault.rank, fault.seconds)
+        getattr(network, fault.kind)(fault.rank, fault.much)
 
 
 def main() -> None:

@@ -103,6 +103,14 @@ def test_ranks_that_die_below_a_leader_that_has_just_come_are_lost() -> None:
     assert [line.split(" (")[0] for line in found.lost] == ["rank 1 is lost", "rank 2 is lost"]
 
 
+def test_one_slow_link_holds_up_nobody() -> None:
+    """Once its rate had been measured, the server waited at each round for what was under way there."""
+    slower = Fault(0.0, "slow", 2, 60.0), Fault(0.5, "slow", 2, 2000.0)
+    given = {"model": {"name": "mlp", "hidden": [4096]}, "speed": {"model": "exponential", "rate": 40.0}}
+    found = play(schedule(faults=slower, network={"bandwidth": 1e9}, **given))
+    assert found.broken == ""
+
+
 # what it finds
 
 

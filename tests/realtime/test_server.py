@@ -376,12 +376,11 @@ def test_a_reply_that_was_given_up_has_room_until_it_has_come() -> None:
 
     from hpcfl.mpi.channel import direct
     from hpcfl.mpi.transfers import Transfers
-    from hpcfl.mpi.waiting import Bandwidth
     from hpcfl.realtime.lane import Lane
 
     job = soon()
     transfers = Transfers()
-    lane = Lane(Topology((1,), (((0,),),)), direct(MPI.COMM_SELF, 0, True), job.layout, 3, Bandwidth(), transfers)
+    lane = Lane(Topology((1,), (((0,),),)), direct(MPI.COMM_SELF, 0, True), job.layout, 3, transfers)
     _, data = direct(MPI.COMM_SELF, 0, False)
     reply, sent = Table(lane.topology, 2), Table(lane.topology, 2)
     room = weakref.ref(reply.data)

@@ -42,15 +42,14 @@ class Nowhere:
 def server() -> tuple[Succession, Lanes, Nowhere]:
     """The server of a job of three nodes, all of whose ranks are there."""
     from hpcfl.mpi.transfers import Transfers
-    from hpcfl.mpi.waiting import Bandwidth
     from hpcfl.realtime.lanes import Lanes
     from hpcfl.realtime.succession import Succession
 
-    job, comm, bandwidth, transfers = job_in_real_time(RANKS), Nowhere(), Bandwidth(), Transfers()
+    job, comm, transfers = job_in_real_time(RANKS), Nowhere(), Transfers()
     hosts = ["", *(str(next(n for n, row in enumerate(NODES) if rank in row)) for rank in range(1, RANKS))]
-    facts = job.layout, job.config.clients, bandwidth, transfers, job.together, job.parts
+    facts = job.layout, job.config.clients, transfers, job.together, job.parts
     made = Succession(job, comm, tree("node", 2, hosts), facts)  # type: ignore[arg-type]
-    lanes = Lanes(made.lanes(), bandwidth=bandwidth, transfers=transfers, tells=False)
+    lanes = Lanes(made.lanes(), transfers=transfers, tells=False)
     for lane in lanes.all:
         tell(lane)
     return made, lanes, comm

@@ -36,7 +36,7 @@ from hpcfl.mpi.channel import direct
 from hpcfl.mpi.cores import cores
 from hpcfl.mpi.placement import Topology, lane_ranks
 from hpcfl.mpi.transfers import Transfers
-from hpcfl.mpi.waiting import Bandwidth, names, wait
+from hpcfl.mpi.waiting import names, wait
 from hpcfl.realtime import orders
 from hpcfl.realtime.frames import frame_formats
 from hpcfl.realtime.lane import Lane
@@ -369,11 +369,11 @@ class _Server:
 
     def _lane(self) -> float:
         """Seconds of this thread for a lane of one rank in a round, its messages included: it leads to this process."""
-        layout, cohort, bandwidth = ({"block": Block((8,))},), np.arange(LANES), Bandwidth()
+        layout, cohort = ({"block": Block((8,))},), np.arange(LANES)
         state, frame = np.zeros(64, dtype=np.uint8), frame_formats(layout, 1)[0].zeros()[0].numpy()
         led, ranks = ([direct(MPI.COMM_SELF, 0, leads, n) for n in range(LANES)] for leads in (True, False))
         topologies, transfers = [Topology((1,), (((n,),),)) for n in range(LANES)], Transfers()
-        made = [Lane(each, pair, layout, LANES, bandwidth, transfers) for each, pair in zip(topologies, led)]
+        made = [Lane(each, pair, layout, LANES, transfers) for each, pair in zip(topologies, led)]
         lanes = Lanes(made, transfers=transfers)
 
         def once() -> float:
