@@ -41,7 +41,10 @@ class GivenUp(Exception):  # noqa: N818
 
 @dataclass(eq=False)
 class Wait:
-    """One wait: so many bytes are `coming`, or the computing thread may have something within so many `seconds`."""
+    """One wait: so many bytes are `coming`, or the computing thread may have something within so many `seconds`.
+
+    It is yielded until it is over: whoever runs the steps and gets it twice may turn to something else.
+    """
 
     coming: int = 0
     seconds: float = 0.0
@@ -210,10 +213,11 @@ class ClientRank:
         last = begun + attempt.closes_after - self.executor.spare(attempt.closes_after) / 2
         given = attempt, self.views, turns, self.formats, self.local_rank, over
         self.worker.start(lambda put: work(*given, put, begun, self.narrow))
+        looks, sends = Wait(seconds=LOOK_SECONDS), Wait(seconds=SENDING_SECONDS)
         while self._posted < self._total:
             if (yield from self._interrupted()):
                 break
-            yield Wait(seconds=SENDING_SECONDS if self._sends else LOOK_SECONDS)
+            yield sends if self._sends else looks
             while (staged := self.worker.take(0)) is not None:
                 yield from self._post(staged)
             if time.monotonic() > last:
@@ -267,10 +271,11 @@ class ClientRank:
         begun = -self._posted % len(self.formats) if self.job.planner.whole else 0  # what was begun is finished
         posted, target = np.array([self._posted + begun], dtype=np.int64), np.zeros(1, dtype=np.int64)
         yield from self._wait(self.control.agree(posted, target))
+        looks = Wait(seconds=LOOK_SECONDS)
         for _ in range(begun):
             while (staged := self.worker.take(0)) is None:
                 self._progress()
-                yield Wait(seconds=LOOK_SECONDS)
+                yield looks
             yield from self._post(staged)
         while self._posted < max(int(posted[0]), int(target[0])):
             turn, group = divmod(self._posted, len(self.formats))

@@ -26,7 +26,7 @@ from hpcfl.mpi.channel import Channel, in_pieces
 from hpcfl.mpi.placement import Topology
 from hpcfl.mpi.transfers import Transfer, Transfers
 from hpcfl.mpi.waiting import Doze, Patience
-from hpcfl.realtime.client import ClientRank
+from hpcfl.realtime.client import ClientRank, Wait
 from hpcfl.realtime.frames import SIGNS, SumFormat
 from hpcfl.realtime.lane import Lane, PendingReceive
 from hpcfl.realtime.lanes import Lanes
@@ -279,6 +279,7 @@ class Leader:
         self.formats = [SumFormat(blocks, len(topology.ranks), topology.most(True)) for blocks in job.layout]
         self.packing = Packing(job.algorithm.init_server(job.task))
         self.round: PartialSums | None = None
+        self._own_wait: Wait | None = None  # at which its own clients are
         self._passing: deque[tuple[Transfer, Bytes, Sequence[Lane]]] = deque()  # pieces of state, and who expects them
         self.notice, self._said = self._blank(), np.zeros(1, dtype=np.int64)
         self.notice.data[0] = -1
@@ -346,7 +347,8 @@ class Leader:
     def _beside(self) -> bool:
         """Do what there is to do whenever this rank looks at its lanes; True where some of it is left."""
         left = False
-        next(self.own, None)
+        while (wait := next(self.own, None)) is not self._own_wait:
+            self._own_wait = wait
         while self._passing and self._passing[0][0].done:
             _, piece, lanes = self._passing.popleft()
             for lane in lanes:

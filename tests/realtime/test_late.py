@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +59,12 @@ def closes_when_sent(world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPat
         name(round_)
         return attempt(self, round_, *given)
 
-    def visited(self: Any, command: Any) -> None:
+    def visited(self: Any, command: Any) -> Iterator[Any]:
         name(command.round)
-        visit(self, command)
+        yield from visit(self, command)
 
-    def posted(self: Any, staged: Any) -> None:
-        post(self, staged)
+    def posted(self: Any, staged: Any) -> Iterator[Any]:
+        yield from post(self, staged)
         if self._posted == self._total:
             (shared_dir / names[world.rank]).touch()
 

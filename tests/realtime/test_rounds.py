@@ -370,10 +370,10 @@ def test_one_rank_is_signalled_and_all_stop(
     monkeypatch.setattr(stopping, "LOOK_SECONDS", 0.0)
     visit = ClientRank._visit
 
-    def signalled(self: ClientRank, command: Any) -> None:
+    def signalled(self: ClientRank, command: Any) -> Any:
         if command.round == 2:
             signal.raise_signal(signal.SIGUSR1)
-        visit(self, command)
+        return visit(self, command)
 
     with monkeypatch.context() as patch:
         if whose == "server":
