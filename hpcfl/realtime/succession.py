@@ -49,6 +49,7 @@ class Succession:
         self.job, self.comm, self.tree, self.facts = job, comm, tree, facts
         self.events: list[tuple[str, int, str]] = []
         self._missed: dict[int, int] = {}  # rounds, by leader
+        self._passed: dict[int, set[int]] = {}  # by node, who has led in vain since one of its leaders replied
         self._kept: list[Any] = []
 
     def lanes(self) -> list[Lane]:
@@ -59,6 +60,8 @@ class Succession:
         """Let others lead the nodes whose leader has not replied at the end of so many rounds."""
         for _, leader, state in self._leaders(lanes):
             self._missed[leader] = self._missed.get(leader, 0) + 1 if state == "silent" else 0
+            if state == "idle":
+                self._passed.pop(self.tree.node(leader), None)
         self.look(lanes)
 
     def look(self, lanes: Lanes) -> None:
@@ -97,6 +100,10 @@ class Succession:
         row = [rank for rank in self.tree.nodes[node] if rank not in lost and rank != leader]
         after = [rank for rank in row if rank > leader] + [rank for rank in row if rank < leader]
         after = after or [rank for rank in self.tree.under(node).heirs if rank not in lost]  # of a node below
+        passed = self._passed.setdefault(node, set())
+        passed.add(leader)
+        if leader not in lost:
+            after = [rank for rank in after if rank not in passed]  # where all are cut off, none can lead
         if not after:
             return
         new = min(after, key=lambda rank: states[rank] == "late")  # stable: the next one of those that are free

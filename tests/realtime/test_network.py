@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -109,6 +110,16 @@ def test_one_slow_link_holds_up_nobody() -> None:
     given = {"model": {"name": "mlp", "hidden": [4096]}, "speed": {"model": "exponential", "rate": 40.0}}
     found = play(schedule(faults=slower, network={"bandwidth": 1e9}, **given))
     assert found.broken == ""
+
+
+def test_where_a_whole_host_is_cut_off_each_rank_leads_once() -> None:
+    """Ranks led to and fro, every two rounds, as long as their host was away."""
+    hosts, away = ("a", "b", "b", "b", "c"), [Fault(0.25, "cut", rank, 8.0) for rank in (1, 2, 3)]
+    given = schedule(hosts=hosts, lane_width="two-level", faults=tuple(away))
+    found = play(replace(given, rounds=70))
+    assert found.broken == ""
+    assert found.lost == []
+    assert 1 <= found.said.count("leads the node of") <= 3
 
 
 # what it finds
