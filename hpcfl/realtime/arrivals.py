@@ -73,6 +73,7 @@ class ArrivalsServer(Server):
         self.rules = job.config.participation
         self.lane = self._hosts()
         self.at_work: dict[Lane, Flight] = {}
+        self.serials: dict[int, int] = {}  # of the shared states of versions
         self.owed: list[int] | None = None
         self.origin = 0.0  # second of the monotonic clock at which the run would have begun, had it never been stopped
 
@@ -90,6 +91,7 @@ class ArrivalsServer(Server):
         flights, start, began = now.flights, now.flights.now, time.monotonic()
         lasts = self.rules.closes_after(now.round, ())
         now.served[now.round] = now.shared
+        self.serials[now.round], _ = self._served(now.shared)
         due = self.origin + start + lasts  # what the server's step took is a part of the round, as in simulated time
         step = Step(ExactSums(self.job.layout), due if due > began else began + lasts)
         with record.timed("wait_seconds"):
@@ -256,7 +258,8 @@ class ArrivalsServer(Server):
     def _invite(self, lane: Lane, client: int, now: Progress) -> None:
         version, number = int(now.flights.version[client]), int(now.flights.number[client])
         ends = self.rules.max_seconds or self.rules.closes_after(version, ())
-        command = Command(Op.VISIT, version, number, ends, cohort=np.array([client], dtype=np.int64))
+        serial = self.serials.get(version, 0)
+        command = Command(Op.VISIT, version, number, ends, state=serial, cohort=np.array([client], dtype=np.int64))
         sent = time.monotonic()
         lane.invite(command, self.packing.sent(now.served[version]))
         self.at_work[lane] = Flight(client, sent, sent + (self.rules.max_seconds or inf))

@@ -106,7 +106,7 @@ class ClientRank:
         packing = Packing(self.job.algorithm.init_server(self.job.task))
         state = packing.zeros(pinned=self.job.task.device.type == "cuda")
         self.parts, self.views = packing.received(state), packing.views(state)
-        self.local_rank = local_rank
+        self.local_rank, self.holds = local_rank, 0
         self.control, self.data = channels
         self._sends: list[tuple[Requests, StagedFrame | None]] = []
         self.host(topology)
@@ -208,7 +208,7 @@ class ClientRank:
         self._turns = turns
         self._posted, self._total = 0, len(turns) * len(self.formats)
         over = self._over = threading.Event()
-        yield from self._receive(self.parts)
+        yield from self._receive_state(command)
         work = self.executor.visits
         last = begun + attempt.closes_after - self.executor.spare(attempt.closes_after) / 2
         given = attempt, self.views, turns, self.formats, self.local_rank, over
@@ -292,7 +292,9 @@ class ClientRank:
         if not question.alone:
             self._listen()
         with self.phases.phase(question.phase):
-            yield from self._receive(self.parts if question.with_state else question.room(self, command))
+            yield from (
+                self._receive_state(command) if question.with_state else self._receive(question.room(self, command))
+            )
             reply = question.reply(self.job, self.topology)
             yield from self._until(question.begin(self, command, reply))
             yield from self._wait(reply.send(self.control if question.beside else self.data))
@@ -305,6 +307,12 @@ class ClientRank:
         self.parts, self.views, self.released = [], {}, True
 
     # waiting
+
+    def _receive_state(self, command: Command) -> Steps:
+        """Wait for the shared state, unless it has come before."""
+        if not command.state or command.state != self.holds:
+            self.holds = command.state or self.holds
+            yield from self._receive(self.parts)
 
     def _receive(self, parts: list[Bytes]) -> Steps:
         """Wait for what comes with a command."""

@@ -147,7 +147,7 @@ class Lane:
         self.host(topology)
         self.state, self.reason = "idle", ""
         self.since, self.heard = 0.0, inf  # a rank that has never been heard of may take its time to start
-        self.sent = self.received = self.round_bytes = 0
+        self.sent = self.received = self.round_bytes = self.holds = 0
         self.worked: Floats = np.zeros((2, len(topology.ranks)))
         self._sends: list[Transfer] = []
         self._leaving: tuple[int, float] | None = None  # bytes of the state, and since when
@@ -186,7 +186,7 @@ class Lane:
         self._turns = [[list(chain(*chunks)) for chunks in turn] for turn in turns]
         self._begun, self.pending = 0, None
         self._command(command)
-        self._broadcast(state, later)
+        self._broadcast(command, state, later)
         self._ahead = sum(map(_visits, self._turns))
         self.state = "active"
 
@@ -214,7 +214,7 @@ class Lane:
         if not idle and (self.state != "active" or not question.beside or self.owes_reply):
             return False
         self._command(command)
-        self._broadcast(state)
+        self._broadcast(command, state)
         coming = self._begin(reply.receive(self.control if question.beside else self.data), reply)
         if idle:
             self._reply, self.state = coming, "active"
@@ -471,7 +471,14 @@ class Lane:
         self.sent += packed.nbytes
         self.counted = np.zeros_like(self.counted)
 
-    def _broadcast(self, state: Sequence[Bytes], later: int = 0) -> None:
+    def lacks(self, command: Command) -> bool:
+        """Whether the shared state of a command has to come along: the ranks, who hear the same, conclude the same."""
+        return not command.state or command.state != self.holds
+
+    def _broadcast(self, command: Command, state: Sequence[Bytes], later: int = 0) -> None:
+        if not self.lacks(command):
+            return
+        self.holds = command.state or self.holds
         self._owed += later + sum(part.nbytes for part in state)
         self._leaving = self._owed, time.monotonic()
         self.round_bytes = 2 * self._owed  # as much comes up

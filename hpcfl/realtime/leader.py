@@ -285,7 +285,8 @@ class Leader:
         self.notice.data[0] = -1
         self._telling: Transfer | None = None
         self._sends: list[Transfer] = []
-        self.received = self.sent = 0
+        self._state: list[tuple[Transfer, Bytes]] = []  # that was received last
+        self.received = self.sent = self.holds = 0
         self.released = False
 
     def serve(self) -> Command:
@@ -327,7 +328,7 @@ class Leader:
             self.phases.begin()
         self.notice.data[: Notice.HEAD] = command.round, command.attempt, 0, 0, 0
         self.notice.came[:] = 0
-        pieces = self._receive_state()
+        pieces = self._receive_state(command)
         nbytes = sum(piece.nbytes for _, piece in pieces)
         facts = command.round, command.attempt, command.stage, command.cohort, command.closes_after
         attempt = self.job.planner.attempt(*facts)
@@ -335,8 +336,10 @@ class Leader:
         for lane in invited:
             if isinstance(lane, NodeLane):
                 lane.by_name = names_who_counts(attempt, self.job.planner.whole)
+        lacking = [lane for lane in invited if lane.lacks(command)]
+        for lane in invited:
             lane.invite(command, [], later=nbytes)
-        self._passing += [(coming, piece, invited) for coming, piece in pieces]
+        self._passing += [(coming, piece, lacking) for coming, piece in pieces]
         cohort = set(command.cohort.tolist())
         asked = [[client for client in row if client in cohort] for row in self.topology.hosted]
         lanes = [(lane, self.row[lane]) for lane in invited]
@@ -402,22 +405,26 @@ class Leader:
         for data in frame:
             self._send(self.data.summed(data.numpy()), frame, data.nbytes)
 
-    def _receive_state(self) -> list[tuple[Transfer, Bytes]]:
-        """Begin to receive the shared state, piece by piece.
+    def _receive_state(self, command: Command) -> list[tuple[Transfer, Bytes]]:
+        """Begin to receive the shared state, piece by piece, unless it is here.
 
         Its memory is its own: ranks that are late may still be sent an older one.
         """
+        if command.state and command.state == self.holds:
+            return self._state
+        self.holds = command.state
         buffer = POOL.empty((self.packing.nbytes,), torch.uint8)
         pieces = [piece for part in self.packing.received(buffer) for piece in in_pieces(part, down=True)]
         self.received += sum(piece.nbytes for piece in pieces)
-        return [(self.transfers.begin(self.above, self.data.down(piece), piece), piece) for piece in pieces]
+        self._state = [(self.transfers.begin(self.above, self.data.down(piece), piece), piece) for piece in pieces]
+        return self._state
 
     # everything else that is asked
 
     def _ask(self, command: Command) -> None:
         """Ask all who are free, until the rank above wants no more, and send on what they reply."""
         question, what = QUESTIONS[command.op](), "answers"
-        pieces = self._receive_state() if question.with_state else []
+        pieces = self._receive_state(command) if question.with_state else []
         self._until(lambda: all(coming.done for coming, _ in pieces), self.packing.nbytes if pieces else 0)
         if question.dismisses:
             self.lanes.wait_for_all(question.seconds(self.job, self.topology))

@@ -147,7 +147,7 @@ class NodeLane(Lane):
         self._attempt, self._done, self._left = (command.round, command.attempt), {}, None
         self._told_of = self.counted
         self._command(command)
-        self._broadcast(state, later)
+        self._broadcast(command, state, later)
         self.pending = PendingSums(self, [[c for c in clients if c in invited] for clients in self.topology.hosted])
         self.state = "active"
 

@@ -10,7 +10,7 @@ import numpy as np
 from hpcfl.base.types import Ints
 
 NONE: Ints = np.zeros(0, dtype=np.int64)
-HEAD = 7  # op, round, attempt, closes_after, stage, stopped, hard
+HEAD = 8  # op, round, attempt, closes_after, stage, stopped, hard, state
 
 
 class Op(IntEnum):
@@ -42,6 +42,7 @@ class Command:
     stage: int = 0  # of doubling participant sets
     stopped: int = 0  # when leaving: the exit code of a run that did not come to its end, else 0
     hard: bool = False  # when leaving: end without MPI's farewell, which the dead would have to take part in
+    state: int = 0  # the number of the shared state, which comes along unless it has come before; 0: it always does
     counted: Ints = field(default_factory=lambda: NONE)
     cohort: Ints = field(default_factory=lambda: NONE)  # who is invited on all lanes, ascending client ids
 
@@ -53,7 +54,8 @@ class Command:
     def packed(self, hosted: int, clients: int) -> Ints:
         data = self.empty(hosted, clients)
         closes_after = np.float64(self.closes_after).view(np.int64)
-        data[:HEAD] = self.op, self.round, self.attempt, closes_after, self.stage, self.stopped, self.hard
+        head = self.op, self.round, self.attempt, closes_after, self.stage, self.stopped, self.hard, self.state
+        data[:HEAD] = head
         data[HEAD : HEAD + len(self.counted)] = self.counted
         invited = np.zeros(64 * (len(data) - HEAD - hosted), dtype=bool)
         invited[self.cohort] = True
@@ -62,11 +64,11 @@ class Command:
 
     @classmethod
     def unpacked(cls, data: Ints, hosted: int) -> Command:
-        op, round_, attempt, _, stage, stopped, hard = (int(value) for value in data[:HEAD])
+        op, round_, attempt, _, stage, stopped, hard, state = (int(value) for value in data[:HEAD])
         closes_after = float(data[3:4].view(np.float64)[0])
         cohort = np.flatnonzero(np.unpackbits(data[HEAD + hosted :].view(np.uint8)))
         counted = data[HEAD : HEAD + hosted]
-        return cls(Op(op), round_, attempt, closes_after, stage, stopped, bool(hard), counted, cohort)
+        return cls(Op(op), round_, attempt, closes_after, stage, stopped, bool(hard), state, counted, cohort)
 
 
 RANK_STATES = "idle", "active", "late", "dead", "silent"

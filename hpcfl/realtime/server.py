@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +33,7 @@ from hpcfl.realtime.succession import Succession
 from hpcfl.realtime.watchdog import LEAVE_SECONDS
 from hpcfl.schedule.plan import Attempt, Plan
 from hpcfl.sums.message import Sums
-from hpcfl.sums.packing import Packing
+from hpcfl.sums.packing import Bytes, Packing
 
 
 class Server(Rounds):
@@ -53,6 +54,7 @@ class Server(Rounds):
         self.wrote: dict[int, int] = {}  # clients whose personal state is in the checkpoint that is begun; their ranks
         self.lasted, self.scoring = 0.0, inf  # how long the last round took, and tests may take at most
         self.packing = Packing(job.algorithm.init_server(job.task))
+        self._last, self._serial = list[Any](), 0  # the shared state that was sent last, and its number
         self.size = 1 + sum(len(lane.topology.ranks) for lane in lanes.all)
         self.reported = 0
         self.orphans = Orphans(job, lanes)
@@ -135,13 +137,13 @@ class Server(Rounds):
 
     def _attempt(self, round: int, number: int, shared: State, stage: int, limits: Floats | None) -> RoundOutcome:
         attempt = self._invited(round, number, stage)
-        state = self.packing.sent(shared)  # the tensors' own memory: they are never changed in place
+        serial, state = self._served(shared)
         invited = self.lanes.hosting(attempt.cohort, "idle")
         start = time.monotonic()
         with self.phases.phase("broadcast"):
             for lane in invited:
                 lane.by_name = names_who_counts(attempt, self.job.planner.whole)
-                lane.invite(self._command(Op.VISIT, attempt, stage), state)
+                lane.invite(self._command(Op.VISIT, attempt, stage, state=serial), state)
         outcome = RoundOutcome(self.job, attempt, invited, start, limits)
         self._wait_for_visits(outcome)
         self.lanes.poll()
@@ -205,9 +207,18 @@ class Server(Rounds):
         """Whether a lane can be asked, with nothing left to be taken from it."""
         return lane.state == "idle"
 
-    def _command(self, op: Op, attempt: Attempt, stage: int, cohort: Ints | None = None) -> Command:
+    def _served(self, shared: State) -> tuple[int, list[Bytes]]:
+        """Return the number of a shared state, one more for each new one, and what is sent of it.
+
+        That is the tensors' own memory: they are never changed in place.
+        """
+        before, self._last = self._last, [*shared.values()]
+        self._serial += len(before) != len(shared) or any(one is not other for one, other in zip(before, self._last))
+        return self._serial, self.packing.sent(shared)
+
+    def _command(self, op: Op, attempt: Attempt, stage: int, cohort: Ints | None = None, state: int = 0) -> Command:
         head = op, attempt.round, attempt.number, attempt.closes_after, stage
-        return Command(*head, cohort=attempt.cohort if cohort is None else cohort)
+        return Command(*head, state=state, cohort=attempt.cohort if cohort is None else cohort)
 
     def _wait_for_visits(self, outcome: RoundOutcome) -> None:
         """Wait until the round's rule says that it is over.
@@ -243,8 +254,8 @@ class Server(Rounds):
         if self.kept is not None:
             return scores
         self.lanes.wait_for_late()
-        state, asked, start = self.packing.sent(now.shared), self.lanes.those("idle"), time.monotonic()
-        command = Command(Op.SCORE, now.round)
+        (serial, state), asked, start = self._served(now.shared), self.lanes.those("idle"), time.monotonic()
+        command = Command(Op.SCORE, now.round, state=serial)
         told = self.lanes.ask(self.job, asked, command, state, "scores", self.rest, self.scoring)
         if asked and len(told) == len(asked):
             self.scoring = max(self.lanes.patience, 3 * (time.monotonic() - start))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import threading
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -180,7 +180,7 @@ class Network:
     ) -> None:
         self.ranks, self.latency, self.bandwidth, self.jitter = ranks, latency, bandwidth, jitter
         self.skew, self.failures, self.eager, self.rng = skew, failures, eager, keyed(seed, "network")
-        self.now, self.events = 0.0, 0
+        self.now, self.events, self.sent = 0.0, 0, Counter[tuple[int, int]]()
         self.trace = hashlib.sha256()
         self.dead: set[int] = set()
         self._frozen: dict[int, float] = {}
@@ -366,6 +366,7 @@ class Network:
         eager = array.nbytes <= self.eager
         message = Message(array.tobytes(), request, self._arrival(source, to, array.nbytes, key), eager)
         self.note("send", *key[1:], array.nbytes)
+        self.sent[source, to] += array.nbytes
         self._sent[key].append(message)
         if eager:
             request.done = True

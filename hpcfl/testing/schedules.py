@@ -100,6 +100,8 @@ class Played:
     lost: list[str] = field(default_factory=list)
     said: str = ""
     visits: Counter[str] = field(default_factory=Counter)
+    sent: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """Bytes from one rank to another in messages."""
 
 
 def drawn(seed: int, faults: bool = True) -> Schedule:
@@ -239,6 +241,7 @@ def play(schedule: Schedule) -> Played:
         except Exception as error:
             found.broken = f"{type(error).__name__}: {error}"
     found.events, found.trace, found.said = network.events, network.trace.hexdigest(), said.getvalue()
+    found.sent = network.sent
     if found.said and not schedule.faults and not found.broken:
         found.broken = f"nothing has befallen it, and yet: {found.said.splitlines()[0]}"
     found.seconds = time.perf_counter() - began

@@ -122,6 +122,17 @@ def test_where_a_whole_host_is_cut_off_each_rank_leads_once() -> None:
     assert 1 <= found.said.count("leads the node of") <= 3
 
 
+@pytest.mark.parametrize("width", [1, "two-level"])
+def test_a_state_goes_down_once(width: Any) -> None:
+    """Scores are asked for after rounds 3 and 6: the first time with what round 4 begins with."""
+    wide = {"name": "mlp", "hidden": [512]}
+    found = play(schedule(ranks=4, hosts=tuple("abbb"), lane_width=width, model=wide, participation=ALL))
+    assert found.broken == ""
+    state = 4 * (512 * 65 + 10 * 513)
+    ways = {1: [(0, 1), (0, 2), (0, 3)], "two-level": [(0, 1), (1, 2), (1, 3)]}[width]
+    assert [found.sent[way] // state for way in ways] == [7] * 3
+
+
 # what it finds
 
 

@@ -17,6 +17,7 @@ from hpcfl import store
 from hpcfl.base.errors import RunError
 from hpcfl.engine.job import Job, Progress
 from hpcfl.mpi.placement import Topology
+from hpcfl.mpi.waiting import Bandwidth
 from hpcfl.realtime import questions
 from hpcfl.realtime.frames import frame_formats
 from hpcfl.realtime.orders import Command, Op
@@ -53,7 +54,8 @@ def lanes_of(job: Job, scripts: list[list[int]]) -> list[Any]:
             self.hosted, self.formats, self.script = self.topology.clients, frame_formats(job.layout, 1), list(script)
             self.state, self.reason, self.commands = "idle", "", []
             self.counted, self.pending, self.due = np.zeros(1, np.int64), None, 0
-            self.worked, self.sent, self.received = np.zeros((2, 1)), 0, 0
+            self.worked, self.sent, self.received, self.round_bytes = np.zeros((2, 1)), 0, 0, 0
+            self.bandwidth = Bandwidth()
             self.has_next, self.answer, self.sending, self.stuck = False, None, 0, False
             self.gone: list[tuple[int, str]] = []
 
