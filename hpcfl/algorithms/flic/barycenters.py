@@ -13,8 +13,8 @@ from functools import cache
 from hpcfl.algorithms.base import Block, IteratedReduction, Message, State, Sums
 from hpcfl.algorithms.flic.config import FACTORS
 from hpcfl.base.lazy import Tensor, torch
-from hpcfl.math.barycenter import barycenter_term, fixed_point, relative_change, sqrtm_and_inverse
-from hpcfl.math.psd import per_matrix, sqrtm, symmetric
+from hpcfl.math.barycenter import barycenter_term, fixed_point, relative_change
+from hpcfl.math.psd import per_matrix, sqrtm_and_inverse, symmetric
 
 ROOT, SINCE, COUNTED = "root", "change", "counted"
 """S^½ and its last change, in a query; the weights of all that counted, in a response."""
@@ -60,7 +60,7 @@ class Barycenters(IteratedReduction):
             now[going] = fixed_point(inverses[going], _mean(sums, counted, changed, rest)[going])
             since, taken = relative_change(before, now), taken + going
         if going.any():
-            roots[going] = sqrtm(now[going])
+            roots[going], _ = sqrtm_and_inverse(now[going])
         return {"factors": roots, "iterations": taken, "changed": changed > 0}
 
     def response(self, query: State, message: Message) -> Message:
