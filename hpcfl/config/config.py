@@ -34,9 +34,8 @@ from hpcfl.config import presets
 from hpcfl.config.presets import PICKED, Settings, Table
 from hpcfl.data import Federation, Header, Source
 from hpcfl.data.absent import AbsentSource
-from hpcfl.data.base import check_clients
+from hpcfl.data.base import check_clients, check_samples
 from hpcfl.data.formats.files import found
-from hpcfl.data.user_samples import check_samples
 from hpcfl.learning.config import METRICS, TaskConfig
 from hpcfl.learning.initial_values import InitialFile
 from hpcfl.learning.task import Task

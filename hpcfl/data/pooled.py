@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -13,7 +13,7 @@ from pydantic import Field
 
 from hpcfl.base.errors import refusal, toml
 from hpcfl.base.rng import keyed
-from hpcfl.base.types import Ints
+from hpcfl.base.types import Ints, Shape
 from hpcfl.data import base, partition
 from hpcfl.data.base import ClientData, Federation, Header, Pixels, Samples, Scale, Served, check_clients, lengths
 from hpcfl.data.formats import split_file
@@ -80,6 +80,10 @@ class PooledFederation(Federation):
 
     def server_train(self) -> Samples | None:
         return self._train(self.server_part) if len(self.server_part) else None
+
+    def loaded_samples(self) -> Iterator[tuple[str, Pixels, base.Labels, Shape]]:
+        yield "training samples", self.pool.train_pixels, self.pool.train_labels, self.shapes[0]
+        yield "test samples", self.pool.test_pixels, self.pool.test_labels, self.shapes[0]
 
     def save_split(self, path: Path | str) -> None:
         if self.rows is None:
