@@ -16,7 +16,6 @@ from hpcfl.base.rng import keyed
 from hpcfl.base.types import Ints, Shape
 from hpcfl.data import base, partition
 from hpcfl.data.base import ClientData, Federation, Header, Pixels, Samples, Scale, Served, check_clients, lengths
-from hpcfl.data.formats import split_file
 from hpcfl.data.formats.files import found
 from hpcfl.data.formats.hdf5_file import number_of_clients
 from hpcfl.data.partition import Parts, Split
@@ -90,7 +89,7 @@ class PooledFederation(Federation):
             super().save_split(path)
         else:
             train = [self.rows[part] for part in self.train_parts]
-            split_file.write(Path(path), Split(train, self.test_parts, self.rows[self.server_part]))
+            partition.write_split(Path(path), Split(train, self.test_parts, self.rows[self.server_part]))
 
     def _train(self, part: Ints) -> Samples:
         return base.scaled(self.pool.train_pixels[part], self.pool.peak, self.scale), self.pool.train_labels[part]
@@ -189,7 +188,7 @@ class Pooled(Served):
             raise refusal("data.partition_file", "an HDF5 file, with data.partition = 'file'", None)
         only_defaults(self, CUT, "with data.partition = 'file', which says who holds what")
         path = found("data.partition_file", self.partition_file, data_dir)
-        return split_file.read(path, clients, (header.train, header.test))
+        return partition.read_split(path, clients, (header.train, header.test))
 
     def _cut(self, kinds: Ints, tests: Ints, clients: int, seed: int, place: int) -> Split:
         """Return who holds which of the training and the test samples with these labels."""

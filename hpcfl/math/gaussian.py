@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from hpcfl.math.psd import EPS
+from hpcfl.math.barycenter import EPS
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ from test_sources import idx_bytes, refused, sound, store
 
 from hpcfl.data import mnist, sent140, usps
 from hpcfl.data.cifar import Cifar100
-from hpcfl.data.formats import files, hdf5_file, leaf, split_file
+from hpcfl.data.formats import files, hdf5_file, leaf
 from hpcfl.data.hdf5 import Hdf5
+from hpcfl.data.partition import read_split
 from hpcfl.data.sent140 import Sent140
 from hpcfl.learning.initial_values import InitialFile
 from hpcfl.schedule.speeds.table import Table
@@ -50,7 +51,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "libsvm": lambda path: usps.read_libsvm(path, 256),
     "glove": lambda path: sent140.read_glove(path, {"good"}),
     "hdf5": hdf5_file.survey,
-    "split": lambda path: split_file.read(path, 2, (20, 10)),
+    "split": lambda path: read_split(path, 2, (20, 10)),
     "initial": lambda path: InitialFile(path, 2, "single"),
     "speeds.csv": lambda path: Table(file=str(path)).columns,
     "speeds.h5": lambda path: Table(file=str(path)).columns,

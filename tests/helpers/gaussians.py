@@ -12,8 +12,16 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from hpcfl.math.barycenter import barycenter_term, fixed_point, relative_change
-from hpcfl.math.psd import EPS, per_matrix, sqrtm_and_inverse, sqrtm_one, symmetric
+from hpcfl.math.barycenter import (
+    EPS,
+    barycenter_term,
+    fixed_point,
+    per_matrix,
+    relative_change,
+    sqrtm_and_inverse,
+    sqrtm_one,
+    symmetric,
+)
 
 
 def _aligned(cov_a: Tensor, cov_b: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -50,7 +50,6 @@ METHODS = (
     "hpcfl.algorithms.flic.algorithm",
     "hpcfl.algorithms.flic.anchors",
     "hpcfl.algorithms.flic.barycenters",
-    "hpcfl.algorithms.flic.objective",
     "hpcfl.algorithms.flic.phases",
     "hpcfl.algorithms.fedlrgd.algorithm",
     "hpcfl.algorithms.fedlrgd.low_rank",

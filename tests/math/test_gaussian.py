@@ -12,8 +12,8 @@ import torch
 from helpers.gaussians import barycenter, bures_squared, sqrtm, transport_map, w2_squared, weighted_sum
 from hpcfl.math import barycenter as bary
 from hpcfl.math import gaussian
+from hpcfl.math.barycenter import sqrtm_and_inverse
 from hpcfl.math.gaussian import bures_factor_squared
-from hpcfl.math.psd import sqrtm_and_inverse
 
 
 def normal(*shape, seed=0):
