@@ -114,24 +114,20 @@ class _Isotropic(Function):
         return gradient.sum_to_size(ctx.shape).to(ctx.dtype), None, None
 
 
-def bures_factor_squared(factor: Tensor | float | None, points: Tensor, count: Tensor | int, ddof: int = 0) -> Tensor:
+def bures_factor_squared(factor: Tensor | float, points: Tensor, count: Tensor | int, ddof: int = 0) -> Tensor:
     """``𝔅²(L Lᵀ, ZᵀZ/d) = ‖L‖² + ‖Z‖²/d − 2 ‖Z L‖_*/√d`` with ``d = count − ddof``, ``[...]``.
 
-    `factor` is L ``[..., k, k]``; a number s stands for s·I, None for I, both without a k × k product. `points` are Z
+    `factor` is L ``[..., k, k]``; a number s stands for s·I, without a k × k product. `points` are Z
     ``[..., n, k]``, centred; the rows that `count` leaves out are zero. With ``d ≤ 0`` the covariance counts as zero.
     """
     divisor = (torch.as_tensor(count, device=points.device) - ddof).double()
     scale = torch.where(divisor > 0, divisor.clamp(min=1).rsqrt(), 0)
     if not isinstance(factor, Tensor):
-        s = 1.0 if factor is None else abs(float(factor))
-        isotropic: Tensor = _Isotropic.apply(points, scale, s)  # type: ignore[no-untyped-call]
+        isotropic: Tensor = _Isotropic.apply(points, scale, abs(factor))  # type: ignore[no-untyped-call]
         return isotropic
     z, widened = points.double() * scale[..., None, None], factor.double()
-    if factor.dim() == 0:
-        size, norm = widened.square() * z.shape[-1], widened.abs() * nuclear_norm(z, points.dtype)
-    else:
-        size, norm = widened.square().sum((-2, -1)), nuclear_norm(z @ widened, points.dtype)
-    value = size + z.square().sum((-2, -1)) - 2 * norm
+    sizes = widened.square().sum((-2, -1)) + z.square().sum((-2, -1))
+    value = sizes - 2 * nuclear_norm(z @ widened, points.dtype)
     # rounding below zero is taken off the value alone: the gradient holds there too
     value = value + (value.clamp(min=0) - value).detach()
     return value.to(torch.promote_types(factor.dtype, points.dtype))

@@ -131,8 +131,10 @@ class FedLrgd(Algorithm):
                 f"algorithm.rank = {self.rank}, {needed / MEGABYTE:.3g} MB; did you mean {nearest}?"
             )
         if self.theory:
-            smoothness.check_smooth(task, "algorithm.theory = true")
-            smoothness.check_unit_cube(task, _held(task), "algorithm.theory = true")
+            who = "algorithm.theory = true"
+            if kinds := kinks(task):
+                raise UsageError(f"{who} needs a loss that is smooth in the data, but there is {kinds[0]}")
+            smoothness.check_unit_cube(task, _held(task), who)
 
     def invites(self, round: int) -> bool:
         return round == (self.solve_at == "client")
