@@ -88,11 +88,8 @@ class Weighting(ConfigBase):
                 "weighting.correct = 'remembered': with participation.every_client = true nobody is away: expected "
                 "'none'"
             )
-        if (
-            self.correct == "remembered"
-            and participation.by_arrivals
-            and algorithm.learning_rate(1) != algorithm.learning_rate(0)
-        ):
+        falls = algorithm.learning_rate(1) != algorithm.learning_rate(0)
+        if self.correct == "remembered" and participation.by_arrivals and falls:
             raise UsageError(
                 "weighting.correct = 'remembered': with participation.close = 'arrivals' changes of different "
                 "rounds are added, whose step sizes must be alike: expected algorithm.decay = 0"
