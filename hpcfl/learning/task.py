@@ -235,6 +235,10 @@ class Task(Held):
                 x = layer(params, x, key)
         return x
 
+    def represented(self, params: State, x: Tensor, key: StepKey | None = None) -> Tensor:
+        """What the layers before the last one, or `task.embedding`, make of samples ``[c, B, …]``, ``[c, B, k]``."""
+        return self.forward(params, x, key, last=1 if self.whole is not None else len(self.layers) - 1).flatten(2)
+
     @no_grad
     def outputs(self, params: State, x: Tensor, last: int | None = None) -> Tensor:
         """`forward` of any number of samples ``[n, …]`` of one client, whose parameters are ``{name: [1, …]}``."""

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 from test_sources import idx_bytes, refused, sound, store
 
-from hpcfl.data import mnist, sent140, usps
+from hpcfl.data import femnist, mnist, sent140, usps
 from hpcfl.data.cifar import Cifar100
-from hpcfl.data.formats import files, hdf5_file, leaf
+from hpcfl.data.formats import files, hdf5_file
 from hpcfl.data.hdf5 import Hdf5
 from hpcfl.data.partition import read_split
 from hpcfl.data.sent140 import Sent140
@@ -47,7 +47,7 @@ def test_damaged_files_are_refused_or_read() -> None:
 
 READERS: dict[str, Callable[[Path], Any]] = {
     "idx": lambda path: mnist.read_idx(path, 1),
-    "leaf": lambda path: leaf.read(path.parent, 784, 62),
+    "leaf": lambda path: femnist.read_leaf(path.parent, 784, 62),
     "libsvm": lambda path: usps.read_libsvm(path, 256),
     "glove": lambda path: sent140.read_glove(path, {"good"}),
     "hdf5": hdf5_file.survey,
@@ -328,7 +328,7 @@ MEMORY: dict[str, tuple[Callable[[Path], int], Callable[[Path], Any]]] = {
     "idx": (lambda folder: of_images(folder, bytes), lambda folder: mnist.read_idx(folder / "x", 3)),
     "idx.gz": (lambda folder: of_images(folder, gzip.compress), lambda folder: mnist.read_idx(folder / "x", 3)),
     "cifar": (of_records, lambda folder: Cifar100().load(0, folder)),
-    "leaf": (of_users, lambda folder: leaf.read(folder, 784, 62)),
+    "leaf": (of_users, lambda folder: femnist.read_leaf(folder, 784, 62)),
     "libsvm": (of_lines, lambda folder: usps.read_libsvm(folder / "x", 256)),
     "glove": (of_vectors, lambda folder: sent140.read_glove(folder / "x", {f"w{number}" for number in range(500)})),
     "speeds": (of_speeds, lambda folder: Table(file=str(folder / "x.csv")).columns),
