@@ -37,8 +37,7 @@ from hpcfl.realtime.server import DISK, SAVE_SECONDS
 from hpcfl.realtime.watchdog import LEAVE_SECONDS
 from hpcfl.schedule.plan import Attempt
 from hpcfl.sums.message import ExactSums
-from hpcfl.sums.packing import Bytes, Packing
-from hpcfl.sums.pool import POOL
+from hpcfl.sums.packing import POOL, Bytes, Packing
 
 REPLIED = 1.0
 """In a table of ranks: this one has done what was asked."""

@@ -26,8 +26,7 @@ from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.types import Floats, Ints, State
 from hpcfl.sums.exact import PIECE, RANGE, ROOM, BinnedSum, ExactSum, FixedSum, each_piece
 from hpcfl.sums.on_device import DeviceSums
-from hpcfl.sums.packing import Packing
-from hpcfl.sums.pool import POOL, SPARE
+from hpcfl.sums.packing import POOL, SPARE, Packing
 
 Message = Mapping[str, tuple["Tensor", "Tensor"]]
 """What a client generator yields: ``{block: (value [k, …], weight [k])}`` for the first k rows of its chunk."""
