@@ -86,7 +86,7 @@ class FedHeNN(Local):
 
         def aligned(params: State, batch: Batch) -> Tensor:
             task.passed(batch, [self.alignment] * len(samples))
-            apart = 1 - alignment(target, represented(task, params, samples))
+            apart = 1 - alignment(target, task.represented(params, samples))
             return task.losses(params, batch) + strength * apart
 
         return aligned
@@ -94,7 +94,7 @@ class FedHeNN(Local):
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         params = yield from super().client(task, shared, personal, visits)
         with torch.no_grad():
-            kernels = kernel_triangles(represented(task, params, self.samples(task, visits.round, visits)))
+            kernels = kernel_triangles(task.represented(params, self.samples(task, visits.round, visits)))
         weight = visits.ones(len(kernels))
         yield {KERNEL: (kernels, weight), ROUND: (torch.full_like(weight, visits.round), weight)}
         return params
@@ -116,12 +116,3 @@ class FedHeNN(Local):
         own = torch.from_numpy(part).clone(memory_format=torch.contiguous_format)
         x = on_device(own.to(task.dtype), task.device)
         return x.expand(len(visits.clients), *x.shape)
-
-
-def represented(task: Task, params: State, x: Tensor) -> Tensor:
-    """Return what the layers before the last one make of samples ``[c, m, …]``, ``[c, m, k]``; nothing is dropped.
-
-    Of a module that is no chain, what is embedded.
-    """
-    last = 1 if task.whole is not None else len(task.layer_names()) - 1
-    return task.forward(params, x, last=last).flatten(2)

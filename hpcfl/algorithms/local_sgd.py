@@ -89,12 +89,6 @@ class LocalTraining(Algorithm):
         """What takes the steps of training."""
         return Sgd(self.lr)
 
-    @property
-    def tuner(self) -> Optimizer:
-        """What takes the steps before a test."""
-        own: dict[str, Any] = {"lr": self.tune_lr, "momentum": self.tune_momentum, "decay": self.tune_weight_decay}
-        return replace(self.optimiser, **{name: value for name, value in own.items() if value is not None})
-
     def check(self, participation: Participation, known: bool = True) -> None:
         idle = not self.tunes and not self.adapt_epochs
         for key in ("tune_epochs", "tune_lr", "tune_momentum", "tune_weight_decay") if idle else ():
@@ -197,7 +191,9 @@ class LocalTraining(Algorithm):
         params = {name: value.clone() for name, value in params.items()}
         upper = task.freeze_below(params, visits, own)
         batches = upper.batches(visits, self.batch, epochs, phase=FINE_TUNING)
-        self.tuner.train(upper, params, batches, names=own)
+        keys: dict[str, Any] = {"lr": self.tune_lr, "momentum": self.tune_momentum, "decay": self.tune_weight_decay}
+        tuner = replace(self.optimiser, **{name: value for name, value in keys.items() if value is not None})
+        tuner.train(upper, params, batches, names=own)
         return params
 
 

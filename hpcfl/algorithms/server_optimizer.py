@@ -38,7 +38,8 @@ from hpcfl.sums.message import moved
 
 PLAIN = "momentum", "nesterov"
 ADAPTIVE = "adam", "yogi", "adagrad"
-DEFAULTS = {"adagrad": (0.0,), "adam": (0.9, 0.99), "yogi": (0.9, 0.99)}
+BETAS = {**dict.fromkeys(("none", *PLAIN), (0.9,)), "adagrad": (0.0,), "adam": (0.9, 0.99), "yogi": (0.9, 0.99)}
+"""Decays of the moments by default."""
 M, V = "server.m.", "server.v."
 
 
@@ -69,7 +70,7 @@ class ServerOptimizer(ConfigBase):
             if self.optimizer not in words and value != type(self).model_fields[key].default:
                 beside, other = f"server.optimizer = '{self.optimizer}'", f"server.optimizer = '{words[0]}'"
                 raise no_meaning(f"server.{key}", value, beside, other)
-        default = self._default_betas
+        default = BETAS[self.optimizer]
         if len(self.decays) != len(default):
             names = "β₁ and β₂" if len(default) == 2 else "β₁ alone"
             raise refusal("server.betas", f"{names} of '{self.optimizer}'", self.betas, default)
@@ -97,11 +98,7 @@ class ServerOptimizer(ConfigBase):
 
     @property
     def decays(self) -> tuple[float, ...]:
-        return self._default_betas if self.betas is None else self.betas
-
-    @property
-    def _default_betas(self) -> tuple[float, ...]:
-        return DEFAULTS.get(self.optimizer, (0.9,))
+        return BETAS[self.optimizer] if self.betas is None else self.betas
 
     @property
     def rate(self) -> float:

@@ -1,14 +1,54 @@
-"""The keys of ``[weighting]``; `corrected` does what they say."""
+"""Means over those who arrived, corrected for those who did not, around any method whose server takes such means.
+
+A client's weight v_i is the method's own: its samples, or 1. The plain mean ``Σ_S v_i Δ_i / Σ_S v_i`` of the changes of
+those who arrived, S, follows the fast clients. Here the values are changed where they are computed, and the server
+divides by other weights, so that sums are formed as ever: exactly, in any order, on any number of ranks.
+
+============== ============================ ===================================================
+``correct``    a client sends               the server moves a block by
+============== ============================ ===================================================
+``known``      Δ_i / π_i                    their sum over the weights of all who were invited
+``estimated``  ω_i Δ_i                      their sum over the weights of all clients
+``remembered`` Δ_i − y_i; y_i ← Δ_i         their mean, and the mean of y over all clients
+============== ============================ ===================================================
+
+Where layers count one by one, π, ω and y are each layer's own. Blocks that are in no layer, as the loss, keep their
+plain means, and so do personal layers that are sent. All clients are those that take part, whether they ever came.
+
+- ``known``: π_i is the chance that the visit, or its layer, arrives in time, as the speed model has it.
+- ``estimated``: FedAU (Wang & Ji, ICLR 2024). ω_i is the mean of the rounds from one arrival to the next, of those that
+  ended before this round; 1 until there is one. With a cutoff K an absence ends an interval of K after K rounds,
+  so that no ω_i exceeds K.
+- ``remembered``: FedVARP (Jhunjhunwala et al., UAI 2022), or with ``mean = "all"`` MIFA (Gu et al., NeurIPS 2021)
+  that begins with zeros and waits for nobody. y is of before the round. A round, or a layer, in which nobody arrived
+  moves by the mean of y, as MIFA's does; FedVARP's formula has no value there. What is remembered is the change at the
+  first round's step size: at η_t it counts η_t/η_0 times, which is MIFA's memory of gradients where η falls.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
 
 from pydantic import Field
 
-from hpcfl.algorithms.base import Algorithm, Floats, Participation
+from hpcfl.algorithms.base import Algorithm, By, Client, Extras, Participation, Recalled, ServerState, Task, Visits
+from hpcfl.algorithms.wrapped import Wrapper, changed, without, wrapped
 from hpcfl.base.config import ConfigBase
+from hpcfl.base.device_copy import on_device
 from hpcfl.base.errors import UsageError, no_meaning
+from hpcfl.base.lazy import Tensor, torch
+from hpcfl.base.types import Floats, Ints, State
+from hpcfl.learning.optim import factors
+from hpcfl.sums.message import Block, CorrectedSums, Sums
+
+Change = Callable[[str, int, "Tensor"], "Tensor"]
+"""What becomes of a block's values ``[k, …]``: block, layer (1 … L), values."""
+
+INTERVALS, MEMORY = "intervals:", "remembered:"  # begin the names of what clients keep; blocks' names follow
+ROUNDS = "remembered"  # how many rounds the server has seen
 
 
 class Weighting(ConfigBase):
@@ -48,11 +88,8 @@ class Weighting(ConfigBase):
                 "weighting.correct = 'remembered': with participation.every_client = true nobody is away: expected "
                 "'none'"
             )
-        if (
-            self.correct == "remembered"
-            and participation.by_arrivals
-            and algorithm.learning_rate(1) != algorithm.learning_rate(0)
-        ):
+        falls = algorithm.learning_rate(1) != algorithm.learning_rate(0)
+        if self.correct == "remembered" and participation.by_arrivals and falls:
             raise UsageError(
                 "weighting.correct = 'remembered': with participation.close = 'arrivals' changes of different "
                 "rounds are added, whose step sizes must be alike: expected algorithm.decay = 0"
@@ -80,3 +117,178 @@ class Weighting(ConfigBase):
             "unreachable": f"weighting.correct = 'known': {never} of {len(arrival)} clients have no chance to arrive "
             "in time, with all layers or some: their share is missing, and steps are shorter by it"
         }
+
+
+def with_correction(algorithm: Algorithm, weighting: Weighting, members: Ints) -> Algorithm:
+    """Return the method that corrects for those who did not arrive; `members`: the ids of all who take part."""
+    if weighting.correct == "none":
+        return algorithm
+    around = {"known": _Known, "estimated": _Estimated, "remembered": _Remembered}[weighting.correct]
+    return wrapped(
+        algorithm, around, weighting=weighting, members=tuple(members.tolist()), weighted_by=algorithm.mean_weights()
+    )
+
+
+class _Corrected(Wrapper):
+    """What all have in common; the method sees nothing of what clients keep for it."""
+
+    weighting: Weighting
+    members: tuple[int, ...]
+    weighted_by: By
+
+    def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
+        numbers, change, kept = _numbers(self, task), *self.correction(task, _ours(personal), visits)
+        after = yield from changed(
+            super().client(task, shared, _theirs(personal), visits),
+            lambda message: {
+                name: (change(name, numbers[name], value) if name in numbers else value, weight)
+                for name, (value, weight) in message.items()
+            },
+        )
+        return {**after, **kept}
+
+    @abstractmethod
+    def correction(self, task: Task, own: State, visits: Visits) -> tuple[Change, State]:
+        """Return what becomes of a block's values, and what the clients keep then, which may follow from these."""
+
+    def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
+        return super().model(task, shared, _theirs(personal), visits)
+
+    def between(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
+        return super().between(task, shared, _theirs(personal), visits)
+
+
+class _Scaled(_Corrected):
+    """Each value is scaled, and the server divides by the weights of more clients than have arrived."""
+
+    def counted(self, sums: Sums) -> Sequence[int] | Ints:
+        """Return the clients by whose weights the server divides."""
+        return self.members
+
+    def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
+        over = _weight(self, task, self.counted(sums))
+        return super().step(task, state, CorrectedSums(sums, dict.fromkeys(_numbers(self, task), over)))
+
+
+class _Known(_Scaled):
+    def correction(self, task: Task, own: State, visits: Visits) -> tuple[Change, State]:
+        return lambda name, number, value: value / factors(visits.arrival[:, number - 1], value), {}
+
+    def counted(self, sums: Sums) -> Sequence[int] | Ints:
+        return sums.cohort
+
+
+class _Estimated(_Scaled):
+    def init_client(self, task: Task, client: int) -> State:
+        begun = torch.tensor([-1.0, 0.0, 0.0], dtype=torch.float64)  # the last arrival, intervals' sum and their number
+        kept = {INTERVALS + names[0]: begun.to(task.device) for names in self.layers(task)}
+        return super().init_client(task, client) | kept
+
+    def correction(self, task: Task, own: State, visits: Visits) -> tuple[Change, State]:
+        first = {number: INTERVALS + names[0] for number, names in enumerate(self.layers(task), start=1)}
+        kept = dict(own)
+
+        def change(name: str, number: int, value: Tensor) -> Tensor:
+            since, count = own[first[number]], len(value)
+            weight, after = intervals(since[:count], visits.round, self.weighting.cutoff)
+            kept[first[number]] = torch.cat([after, since[count:]])
+            return value * factors(weight, value)
+
+        return change, kept
+
+
+class _Remembered(_Corrected):
+    def init_client(self, task: Task, client: int) -> State:
+        return super().init_client(task, client) | _nothing(self, task)
+
+    def init_extras(self, task: Task) -> Extras:
+        return {**super().init_extras(task), **_nothing(self, task, torch.float64), ROUNDS: 0.0}
+
+    def recalled(self, task: Task, extras: Extras, personal: Recalled) -> Extras:
+        over, mean = _weight(self, task, self.members), {name: 0.0 * value for name, value in _ours(extras).items()}
+        for client, own in personal():
+            share = _weight(self, task, [client]) / over if client in self.members else 0.0
+            mean |= {name: mean[name] + share * value.double() for name, value in _ours(own).items()}
+        rest = super().recalled(task, _theirs(extras), lambda: ((each, _theirs(own)) for each, own in personal()))
+        return {**rest, **mean, ROUNDS: extras[ROUNDS]}
+
+    def correction(self, task: Task, own: State, visits: Visits) -> tuple[Change, State]:
+        scale, kept = _scale(self, visits.round), dict(own)
+
+        def change(name: str, number: int, value: Tensor) -> Tensor:
+            last, count = own[MEMORY + name], len(value)
+            kept[MEMORY + name] = torch.cat([value / scale, last[count:]])
+            return value - scale * last[:count]
+
+        return change, kept
+
+    def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
+        names, over = _blocks(self, task), _weight(self, task, self.members)
+        rounds, scale = state.extras[ROUNDS], _scale(self, int(state.extras[ROUNDS]))
+        mean = {name: state.extras[MEMORY + name] for name in names}
+        corrected = CorrectedSums(
+            sums,
+            dict.fromkeys(names, over) if self.weighting.mean == "all" else {},
+            {name: scale * value for name, value in mean.items()},
+        )
+        after = super().step(task, replace(state, extras=_theirs(state.extras)), corrected)
+        moves = {name: on_device(sums.over(name, over), value.device) / scale for name, value in mean.items()}
+        now = {MEMORY + name: value + moves[name] for name, value in mean.items()}
+        return replace(after, extras={**after.extras, **now, ROUNDS: rounds + 1})
+
+
+def intervals(kept: Tensor, round: int, cutoff: int = 0) -> tuple[Tensor, Tensor]:
+    """Return FedAU's weights ``[c]`` of visits in a round, and what their clients keep once they have arrived.
+
+    Parameters
+    ----------
+    kept : float64 [c, 3]
+        The round of the last arrival (-1: none), the sum of the intervals that have ended, and their number.
+    """
+    last, total, number = kept.unbind(1)
+    missed = round - last - 1
+    cuts = missed.div(cutoff, rounding_mode="floor") if cutoff else torch.zeros_like(missed)
+    length = cuts * cutoff
+    total, number = total + length, number + cuts
+    weight = torch.where(number > 0, total / number.clamp(min=1), 1.0)
+    after = [torch.full_like(last, round), total + missed - length + 1, number + 1]
+    return weight, torch.stack(after, 1)
+
+
+def _numbers(method: Algorithm, task: Task) -> dict[str, int]:
+    """Return the blocks that are corrected, and their layers (1 … L)."""
+    personal = method.personal(task)
+    layers = enumerate(method.layers(task), start=1)
+    return {name: number for number, names in layers for name in names if name not in personal}
+
+
+def _blocks(method: Algorithm, task: Task) -> dict[str, Block]:
+    """Return the same blocks with their shapes."""
+    numbers = _numbers(method, task)
+    return {name: block for group in method.layout(task) for name, block in group.items() if name in numbers}
+
+
+def _nothing(method: Algorithm, task: Task, dtype: torch.dtype | None = None) -> State:
+    """Return what is remembered before anybody has sent anything, in a type of its own or in that of the blocks."""
+    blocks = _blocks(method, task).items()
+    return {MEMORY + name: torch.zeros(b.shape, dtype=dtype or b.dtype, device=task.device) for name, b in blocks}
+
+
+def _weight(method: _Corrected, task: Task, clients: Sequence[int] | Ints) -> float:
+    """Return the sum of some clients' weights in the method's means."""
+    if method.weighted_by == "uniform":
+        return float(len(clients))
+    return float(task.federation.train_sizes[list(clients)].sum())
+
+
+def _scale(method: Algorithm, round: int) -> float:
+    """Return a round's step size over that of the first one."""
+    return method.learning_rate(round) / method.learning_rate(0)
+
+
+def _ours(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in state.items() if name == ROUNDS or name.startswith((INTERVALS, MEMORY))}
+
+
+def _theirs(state: Mapping[str, Any]) -> dict[str, Any]:
+    return without(state, _ours(state))

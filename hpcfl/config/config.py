@@ -18,10 +18,9 @@ from pydantic import BeforeValidator, Field, SerializeAsAny
 
 from hpcfl.algorithms import Algorithm, algorithm_class, algorithms
 from hpcfl.algorithms.buffered import with_buffers
-from hpcfl.algorithms.corrected import with_correction
 from hpcfl.algorithms.last_step import with_last_step
 from hpcfl.algorithms.server_optimizer import ServerOptimizer, with_server_optimizer
-from hpcfl.algorithms.weighting import Weighting
+from hpcfl.algorithms.weighting import Weighting, with_correction
 from hpcfl.base import plugins
 from hpcfl.base.blame import blaming
 from hpcfl.base.config import ConfigBase, check_plain, checked, sections, unknown
@@ -34,9 +33,8 @@ from hpcfl.config import presets
 from hpcfl.config.presets import PICKED, Settings, Table
 from hpcfl.data import Federation, Header, Source
 from hpcfl.data.absent import AbsentSource
-from hpcfl.data.base import check_clients
+from hpcfl.data.base import check_clients, check_samples
 from hpcfl.data.formats.files import found
-from hpcfl.data.user_samples import check_samples
 from hpcfl.learning.config import METRICS, TaskConfig
 from hpcfl.learning.initial_values import InitialFile
 from hpcfl.learning.task import Task

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -116,6 +116,10 @@ class Federation(ABC):
         """Return the global test set ``([n, *shape], [n])``; None where there is none."""
         return None
 
+    def loaded_samples(self) -> Iterator[tuple[str, Pixels, Labels, Shape]]:
+        """Yield samples that are there already: what they are called, features and labels, and the shape of one."""
+        return iter(())
+
     def save_split(self, path: Path | str) -> None:
         """Write an HDF5 file of who holds which samples, for ``data.partition = "file"`` or for other programs.
 
@@ -162,6 +166,11 @@ class InMemory(Federation):
 
     def client(self, i: int) -> ClientData:
         return self.parts[i]
+
+    def loaded_samples(self) -> Iterator[tuple[str, Pixels, Labels, Shape]]:
+        for number, (own, shape) in enumerate(zip(self.parts, self.shapes)):
+            yield f"training samples of client {number}", own.train_features, own.train_labels, shape
+            yield f"test samples of client {number}", own.test_features, own.test_labels, shape
 
 
 class Source(ConfigBase, ABC):
@@ -222,6 +231,32 @@ class Served(Source, ABC):
             raise refusal("data.server", text, self.server, total - 1)
         if self.deal and not self.server:
             raise refusal("data.server", "at least 1 to deal out (data.deal = true)", 0, 1)
+
+
+def check_samples(where: str, made: Federation, any_features: bool, any_labels: bool) -> None:
+    """Raise UsageError where samples that are there already do not fit one another, or what is said of them.
+
+    With `any_features` a model of the user's knows what they mean, with `any_labels` a loss.
+    """
+    if not isinstance(made, Federation):
+        raise UsageError(f"{where}: federate returned a {type(made).__name__}, expected a Federation, such as InMemory")
+    if not made.train_sizes.any():
+        raise UsageError(f"{where}: no client has training samples, expected some")
+    for part, x, y, shape in made.loaded_samples():
+        if len(x) != len(y) or tuple(x.shape[1:]) != tuple(shape):
+            raise UsageError(f"{where}: {part}: {len(y)} labels for features {[*x.shape]}, expected {[len(y), *shape]}")
+        if not any_features and not np.isfinite(x).all():
+            raise UsageError(f"{where}: {part}: features are not finite")
+        if any_labels:
+            continue
+        wanted, least, most = y.shape[-1] if y.ndim > 1 else 1, y.min(initial=0), y.max(initial=-1)
+        if y.dtype.kind == "f" and made.classes != wanted:
+            why = f"expected classes = {wanted}, got {made.classes}; or integers"
+            raise UsageError(f"{where}: {part}: labels are real numbers, hence targets: {why}")
+        if y.dtype.kind == "f" and not np.isfinite(y).all():
+            raise UsageError(f"{where}: {part}: labels are not finite")
+        if y.dtype.kind != "f" and (least < 0 or most >= made.classes):
+            raise UsageError(f"{where}: {part}: labels are {least} … {most}, expected 0 … {made.classes - 1}")
 
 
 def check_clients(clients: int, there: int | None = None, where: str = "the data") -> None:

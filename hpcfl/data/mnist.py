@@ -1,23 +1,31 @@
-"""MNIST (LeCun et al. 1998) and EMNIST (Cohen et al. 2017): handwritten digits and letters, 28 x 28, from IDX files."""
+"""MNIST (LeCun et al. 1998) and EMNIST (Cohen et al. 2017): handwritten digits and letters, 28 x 28, from IDX files.
+
+An IDX file, plain or gzipped, is the magic number ``00 00 08 ndim``, ndim big-endian 32-bit sizes, then unsigned bytes.
+"""
 
 from __future__ import annotations
 
+import gzip
+import math
+import zlib
 from dataclasses import replace
+from io import BufferedIOBase
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
-from hpcfl.base.errors import refusal
+from hpcfl.base.errors import UsageError, refusal
 from hpcfl.base.types import Ints
 from hpcfl.data.base import Pixels
-from hpcfl.data.formats import idx
-from hpcfl.data.formats.files import folder
+from hpcfl.data.formats.files import check_labels, check_unpacked, folder, reading
 from hpcfl.data.pooled import Pool, Pooled
 
 CLASSES = {"balanced": 47, "byclass": 62, "bymerge": 47, "digits": 10, "letters": 26, "mnist": 10}
 SIDE, PEAK = 28, 255
+PART = 1 << 16  # bytes
 
 
 class Mnist(Pooled):
@@ -27,7 +35,7 @@ class Mnist(Pooled):
 
     def load(self, seed: int, data_dir: Path | None) -> Pool:
         home = folder(self.name, data_dir, "mnist")
-        (images, labels), (tests, test_labels) = (idx.read_pair(home, part, SIDE, 10) for part in ("train", "t10k"))
+        (images, labels), (tests, test_labels) = (read_pair(home, part, SIDE, 10) for part in ("train", "t10k"))
         return Pool(images[:, None], labels, tests[:, None], test_labels, PEAK, 10)
 
 
@@ -60,7 +68,7 @@ class Emnist(Pooled):
     def _read(self, home: Path, part: str) -> tuple[Pixels, Ints]:
         """Return a part's images, upright as MNIST's, of the first classes."""
         most, first = CLASSES[self.split], 1 if self.split == "letters" else 0
-        images, labels = idx.read_pair(home, f"emnist-{self.split}-{part}", SIDE, most, first)
+        images, labels = read_pair(home, f"emnist-{self.split}-{part}", SIDE, most, first)
         kept = slice(None) if self.first_classes is None else labels < self.first_classes
         # the files hold columns before rows
         return np.ascontiguousarray(images[kept].transpose(0, 2, 1))[:, None], labels[kept]
@@ -70,3 +78,57 @@ def _coloured(images: Pixels) -> Pixels:
     """Return images ``[n, 1, 28, 28]`` as ``[n, 3, 32, 32]``."""
     edge = (32 - SIDE) // 2
     return np.repeat(np.pad(images, ((0, 0), (0, 0), (edge, edge), (edge, edge))), 3, axis=1)
+
+
+def read_pair(folder: Path, part: str, side: int, classes: int, first: int = 0) -> tuple[NDArray[np.uint8], Ints]:
+    """Return images uint8 ``[n, side, side]`` and labels int64 ``[n]`` of a part, such as "train" or "t10k".
+
+    Labels are counted from 0; in the file they count from `first`. UsageError if a file is not sound, or if they do
+    not fit together.
+    """
+    files = []
+    for plain in (f"{part}-{kind}-ubyte" for kind in ("images-idx3", "labels-idx1")):
+        there = [folder / name for name in (plain, f"{plain}.gz") if (folder / name).is_file()]
+        if not there:
+            raise UsageError(f"{folder}: has neither {plain} nor {plain}.gz")
+        files.append(there[0])
+    image_file, label_file = files
+    pixels, labels = read_idx(image_file, 3), read_idx(label_file, 1)
+    if len(labels) != len(pixels):
+        raise UsageError(f"{label_file}: {len(labels)} labels, but {image_file.name} holds {len(pixels)} images")
+    if pixels.shape[1:] != (side, side):
+        raise UsageError(f"{image_file}: {pixels.shape[1]} x {pixels.shape[2]} pixels, expected {side} x {side}")
+    check_labels(str(label_file), labels, first, classes)
+    return pixels, labels.astype(np.int64) - first
+
+
+def read_idx(path: Path, ndim: int) -> NDArray[np.uint8]:
+    """Return the bytes, in as many dimensions as there should be; UsageError if the file is not sound."""
+    with reading(path, "a whole IDX file", zlib.error, ValueError), path.open("rb") as file:
+        zipped = file.peek(2)[:2] == b"\x1f\x8b"  # not by suffix: browsers unpack downloads and leave the name
+        source: BufferedIOBase = gzip.GzipFile(fileobj=file) if zipped else file
+        start, size = 4 + 4 * ndim, path.stat().st_size
+        header = source.read(start)
+        if len(header) < start:
+            raise UsageError(f"{path}: truncated, {len(header)} bytes; the header alone takes {start}")
+        if header[:4] != bytes((0, 0, 8, ndim)):
+            kind = {1: "labels", 3: "images"}[ndim]
+            raise UsageError(f"{path}: magic number 0x{header[:4].hex()}, expected 0x000008{ndim:02x} (IDX {kind})")
+        sizes = np.frombuffer(header, dtype=">u4", offset=4).tolist()
+        expected = start + math.prod(sizes)
+        if zipped:
+            check_unpacked(str(path), expected, size)
+        elif size != expected:
+            raise UsageError(f"{path}: {_wrong(size, expected)}, {size} bytes; its header says {expected}")
+        values, count = np.empty(expected - start, dtype=np.uint8), 0
+        # a part at a time: gzip unpacks as much as it is asked for, and copies it
+        while count < len(values) and (got := source.readinto(values[count : count + PART].data)):
+            count += got
+        there = start + count + len(source.read(1))
+        if there != expected:
+            raise UsageError(f"{path}: {_wrong(there, expected)}, at least {there} bytes; its header says {expected}")
+        return values.reshape(sizes)
+
+
+def _wrong(size: int, expected: int) -> str:
+    return "truncated" if size < expected else "too long"

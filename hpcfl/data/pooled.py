@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -13,10 +13,9 @@ from pydantic import Field
 
 from hpcfl.base.errors import refusal, toml
 from hpcfl.base.rng import keyed
-from hpcfl.base.types import Ints
+from hpcfl.base.types import Ints, Shape
 from hpcfl.data import base, partition
 from hpcfl.data.base import ClientData, Federation, Header, Pixels, Samples, Scale, Served, check_clients, lengths
-from hpcfl.data.formats import split_file
 from hpcfl.data.formats.files import found
 from hpcfl.data.formats.hdf5_file import number_of_clients
 from hpcfl.data.partition import Parts, Split
@@ -81,12 +80,16 @@ class PooledFederation(Federation):
     def server_train(self) -> Samples | None:
         return self._train(self.server_part) if len(self.server_part) else None
 
+    def loaded_samples(self) -> Iterator[tuple[str, Pixels, base.Labels, Shape]]:
+        yield "training samples", self.pool.train_pixels, self.pool.train_labels, self.shapes[0]
+        yield "test samples", self.pool.test_pixels, self.pool.test_labels, self.shapes[0]
+
     def save_split(self, path: Path | str) -> None:
         if self.rows is None:
             super().save_split(path)
         else:
             train = [self.rows[part] for part in self.train_parts]
-            split_file.write(Path(path), Split(train, self.test_parts, self.rows[self.server_part]))
+            partition.write_split(Path(path), Split(train, self.test_parts, self.rows[self.server_part]))
 
     def _train(self, part: Ints) -> Samples:
         return base.scaled(self.pool.train_pixels[part], self.pool.peak, self.scale), self.pool.train_labels[part]
@@ -185,7 +188,7 @@ class Pooled(Served):
             raise refusal("data.partition_file", "an HDF5 file, with data.partition = 'file'", None)
         only_defaults(self, CUT, "with data.partition = 'file', which says who holds what")
         path = found("data.partition_file", self.partition_file, data_dir)
-        return split_file.read(path, clients, (header.train, header.test))
+        return partition.read_split(path, clients, (header.train, header.test))
 
     def _cut(self, kinds: Ints, tests: Ints, clients: int, seed: int, place: int) -> Split:
         """Return who holds which of the training and the test samples with these labels."""

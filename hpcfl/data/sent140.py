@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Sized
+from collections.abc import Collection, Sized
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,7 +19,6 @@ from hpcfl.base.rng import keyed
 from hpcfl.base.types import Ints
 from hpcfl.data.base import ClientData, Features, Federation, Header, Source, check_clients, lengths
 from hpcfl.data.formats.files import folder, opened_lines
-from hpcfl.data.formats.text import read_glove
 
 COLUMNS = "polarity, id, date, query, user, text"
 POLARITY = {"0": 0, "2": None, "4": 1}  # label of each polarity; neutral tweets are left out
@@ -114,6 +113,35 @@ class Sent140(Source):
                     tweets.setdefault(row[4], []).append((row[5], label))
         names = [name for name in tweets if len(tweets[name]) >= self.min_samples]
         return [tweets[name] for name in sorted(names, key=lambda name: (-len(tweets[name]), name))]
+
+
+def read_glove(path: Path, words: Collection[str]) -> dict[str, Features]:
+    """Return the vectors of those of `words` that a file of GloVe's has (Pennington et al. 2014), float32 ``[dim]``.
+
+    A line is a word and its numbers, as many as in the first line. UsageError also if none of the words is there.
+    """
+    dim, vectors = 0, {}
+    # only a line feed ends a line: words may hold what Unicode counts as line ends
+    with opened_lines(path, "text in UTF-8", "utf-8", "\n") as found:
+        for number, line in enumerate(found, start=1):
+            word, _, values = line.rstrip(" \r\n").partition(" ")
+            count = values.count(" ") + 1 if values else 0
+            dim = count if number == 1 else dim
+            if count != dim:
+                raise UsageError(f"{path}: line {number} has {count} values, expected {dim} as in line 1")
+            if number == 1 or word in words:
+                try:
+                    vectors[word] = np.array([float(value) for value in values.split(" ")], dtype=np.float32)
+                except ValueError:
+                    vectors[word] = np.full(1, np.nan, dtype=np.float32)
+                if not np.isfinite(vectors[word]).all():
+                    raise UsageError(f"{path}: line {number} ({word[:40]!r}): expected a word and finite numbers")
+    if not dim:
+        raise UsageError(f"{path}: has no word vectors, expected lines of a word and its numbers")
+    vectors = {word: vector for word, vector in vectors.items() if word in words}
+    if not vectors:
+        raise UsageError(f"{path}: vocabulary mismatch, none of the {len(words)} words of the texts has a vector")
+    return vectors
 
 
 def words(text: str) -> list[str]:

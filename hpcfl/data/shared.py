@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import is_dataclass
+from functools import partial
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
@@ -34,25 +35,67 @@ def shared(federation: Federation, source: Source) -> Iterator[str]:
     The text is empty where that cannot be: the system has no such memory, or too little, or the federation has parts
     other than arrays, plain values and data classes of this package.
     """
-    writer, file, words = Writer(source), None, ""
     try:
-        text = json.dumps([writer.parts(federation), writer.places]).encode()
-        start = _aligned(START + 8 + len(text))
-        file, words = memfd.created(start + writer.size)
-        with os.fdopen(file, "wb", closefd=False) as room:
-            room.seek(START)
-            room.write(len(text).to_bytes(8, "little") + text)
-            for array, (offset, *_) in zip(writer.arrays, writer.places):
-                room.seek(start + offset)
-                room.write(np.ascontiguousarray(array.transpose(_axes(array))).reshape(-1).view(np.uint8).data)
+        file, words = _written(federation, source)
     except (TypeError, AttributeError, OSError):
-        words = ""
-    writer.arrays.clear()
+        file, words = None, ""
     try:
         yield words
     finally:
         if file is not None:
             os.close(file)
+
+
+def _written(federation: Federation, source: Source) -> tuple[int, str]:
+    """Write a federation to memory of its own; return its file, and the words by which others open it."""
+    known = dict[int, tuple[int, NDArray[Any]]]()
+    parts = _parts(federation, source, known)
+    arrays = [array for _, array in known.values()]
+    *offsets, size = np.cumsum([0, *(_aligned(array.nbytes) for array in arrays)]).tolist()
+    places = [(at, array.dtype.str, array.shape, _dense(array)) for at, array in zip(offsets, arrays)]
+    text = json.dumps([parts, places]).encode()
+    start = _aligned(START + 8 + len(text))
+    file, words = memfd.created(start + size)
+    try:
+        with os.fdopen(file, "wb", closefd=False) as room:
+            room.seek(START)
+            room.write(len(text).to_bytes(8, "little") + text)
+            for array, at in zip(arrays, offsets):
+                room.seek(start + at)
+                room.write(np.ascontiguousarray(array.transpose(_axes(array))).reshape(-1).view(np.uint8).data)
+    except OSError:
+        os.close(file)
+        raise
+    return file, words
+
+
+def _parts(value: Any, source: Source, known: dict[int, tuple[int, NDArray[Any]]]) -> Any:
+    """Return plain values as they are, and all else as a list of its kind and its parts; TypeError if unknown.
+
+    Arrays are `known` by their identities, each with its number: one that is met twice is there once.
+    """
+    inner, kind = partial(_parts, source=source, known=known), type(value)
+    if value is None or kind in (bool, int, float, str):
+        return value
+    if value is source:
+        return ["source"]
+    if kind is np.ndarray:
+        repeated = value.size and any(n > 1 and not step for n, step in zip(value.shape, value.strides))
+        if value.dtype.hasobject or value.dtype.names or repeated:
+            raise TypeError(f"arrays of {value.dtype} and strides {value.strides} cannot be shared")
+        return ["array", known.setdefault(id(value), (len(known), value))[0]]
+    if kind in (list, tuple):
+        return [kind.__name__, *map(inner, value)]
+    if kind is dict:
+        return ["dict", *([inner(key), inner(each)] for key, each in value.items())]
+    if isinstance(value, Path):
+        return ["path", str(value)]
+    if isinstance(value, np.dtype) and value.names is None:
+        return ["dtype", value.str]
+    if not kind.__module__.startswith("hpcfl.") or not (is_dataclass(kind) or hasattr(kind, "_fields")):
+        raise TypeError(f"{kind} cannot be shared")
+    named = value._asdict() if hasattr(kind, "_fields") else vars(value)
+    return ["object", kind.__module__, kind.__qualname__, {name: inner(each) for name, each in named.items()}]
 
 
 def attach(text: str, source: Source) -> Federation:
@@ -81,58 +124,6 @@ def attach(text: str, source: Source) -> Federation:
     return made
 
 
-class Writer:
-    """Takes a federation apart: arrays, and what tells how they belong together, which JSON can hold.
-
-    Attributes
-    ----------
-    places : list
-        Of each array: offset, type, shape, and strides once there are no gaps.
-    size : int
-        Bytes that all arrays take.
-    """
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        self.arrays: list[NDArray[Any]] = []
-        self.places: list[tuple[int, str, tuple[int, ...], tuple[int, ...]]] = []
-        self.size = 0
-        self._known: dict[int, int] = {}
-
-    def parts(self, value: Any) -> Any:
-        """Return plain values as they are, and all else as a list of its kind and its parts; TypeError if unknown."""
-        if value is None or type(value) in (bool, int, float, str):
-            return value
-        if value is self.source:
-            return ["source"]
-        if type(value) is np.ndarray:
-            return ["array", self._place(value)]
-        if type(value) in (list, tuple):
-            return [type(value).__name__, *map(self.parts, value)]
-        if type(value) is dict:
-            return ["dict", *([self.parts(key), self.parts(each)] for key, each in value.items())]
-        if isinstance(value, Path):
-            return ["path", str(value)]
-        if isinstance(value, np.dtype) and value.names is None:
-            return ["dtype", value.str]
-        kind = type(value)
-        if not kind.__module__.startswith("hpcfl.") or not (is_dataclass(kind) or hasattr(kind, "_fields")):
-            raise TypeError(f"{kind} cannot be shared")
-        named = value._asdict() if hasattr(kind, "_fields") else vars(value)
-        return ["object", kind.__module__, kind.__qualname__, {name: self.parts(each) for name, each in named.items()}]
-
-    def _place(self, array: NDArray[Any]) -> int:
-        repeated = array.size and any(n > 1 and not step for n, step in zip(array.shape, array.strides))
-        if array.dtype.hasobject or array.dtype.names or repeated:
-            raise TypeError(f"arrays of {array.dtype} and strides {array.strides} cannot be shared")
-        if id(array) not in self._known:  # it stays: `arrays` holds it
-            self._known[id(array)] = len(self.arrays)
-            self.places.append((self.size, array.dtype.str, array.shape, _dense(array)))
-            self.arrays.append(array)
-            self.size += _aligned(array.nbytes)
-        return self._known[id(array)]
-
-
 def _aligned(size: int) -> int:
     return -(-size // ALIGNED) * ALIGNED
 
@@ -153,7 +144,7 @@ def _dense(array: NDArray[Any]) -> tuple[int, ...]:
 
 
 def _made(parts: Any, arrays: list[NDArray[Any]], source: Source) -> Any:
-    """Return what `Writer.parts` took apart."""
+    """Return what `_parts` took apart."""
     if not isinstance(parts, list):
         return parts
     kind, *rest = parts

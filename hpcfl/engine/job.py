@@ -34,8 +34,7 @@ from hpcfl.schedule.doubling import Stage
 from hpcfl.schedule.plan import Plan
 from hpcfl.schedule.planner import Flights, Planner
 from hpcfl.sums.guard import Norms, RunGuard, Watch
-from hpcfl.sums.layers import Layers
-from hpcfl.sums.message import Arrived
+from hpcfl.sums.message import Arrived, Layers
 
 FILLING_BYTES = 2**28  # of models, and of a step's samples: from there on a large GPU's memory is busy
 

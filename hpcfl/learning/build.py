@@ -1,12 +1,10 @@
-"""What a model is made of, the layers of a chain or a whole module that was tried on samples, and begins with."""
+"""What a model is made of: the layers of a chain, or a whole module that was tried on samples."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import partial
 from math import prod
-from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -14,12 +12,11 @@ from torch import Tensor, nn
 
 from hpcfl.base.errors import UsageError
 from hpcfl.base.rng import key_as_seed
-from hpcfl.base.types import Computing, Shape, State
+from hpcfl.base.types import Computing, Shape
 from hpcfl.data import Federation
 from hpcfl.data.absent import Absent
 from hpcfl.data.base import Piece
 from hpcfl.learning.config import Buffers, TaskConfig
-from hpcfl.learning.initial_values import InitialFile
 from hpcfl.learning.loss import PerSample, class_axis
 from hpcfl.models import Model, ModuleModel
 from hpcfl.models.modules.layers import Layer
@@ -117,63 +114,3 @@ def _check_buffers(whole: Whole, module: nn.Module, kind: Buffers, clients: int)
                 f"{where}: steps change the buffer {name}, which is no batch normalisation's: expected task.buffers = "
                 "'mean', 'keep' or 'local'"
             )
-
-
-class Start:
-    """What the clients' models begin with: values `drawn` by the seed for features of each shape, or those of a file.
-
-    The file may lack those of newcomers: clients from number `members` on (None: there are none). `lost` says why there
-    is no file though there was one: then nobody is told what a client began with.
-    """
-
-    lost = ""
-
-    def __init__(
-        self,
-        drawn: dict[Shape, State],
-        federation: Federation,
-        file: str | None,
-        precision: Literal["single", "double"],
-        members: int | None,
-    ) -> None:
-        self.drawn, self._shapes = drawn, federation.shapes
-        self._file: InitialFile | None = None
-        if file is not None:
-            from hpcfl.learning.initial_values import InitialFile
-
-            self._file = InitialFile(Path(file), federation.clients, precision)
-            shapes = {shape: _shapes_of(state) for shape, state in drawn.items()}
-            self._file.check_model([shapes[shape] for shape in self._shapes[:members]])
-            for shape, state in drawn.items():
-                given = self._file.shared.items()
-                fits = {name: value for name, value in given if shapes[shape].get(name) == value.shape}
-                state |= {name: torch.from_numpy(value).to(state[name].device) for name, value in fits.items()}
-
-    def of(self, client: int | None) -> State:
-        """Return what a client's model begins with; None: the first one's, without what is its own."""
-        if client is not None and self.lost:
-            raise UsageError(self.lost)
-        state = dict(self.drawn[self._shapes[client or 0]])
-        if self._file is not None and client is not None:
-            state |= {name: torch.from_numpy(value) for name, value in self._file.of(client).items()}
-        return state
-
-    def given(self, state: State) -> State:
-        """Return what a method begins with beside the model, with what the file has of it in its place."""
-        if self._file is None:
-            return state
-        given, model = self._file.shared, self.drawn[self._shapes[0]]
-        names = [name for name in state if name in given and name not in model]
-        return state | {name: torch.from_numpy(given[name]).to(state[name], copy=True) for name in names}
-
-    def check_method(self, method: str, shared: State, personal: Collection[str]) -> None:
-        """Raise UsageError where the file holds what a method does not begin with, or lacks what it does.
-
-        `shared` is its shared state; `personal` are the names of those tensors of the model that are a client's own.
-        """
-        if self._file is not None:
-            self._file.check_method(method, self.drawn[self._shapes[0]], _shapes_of(shared), personal)
-
-
-def _shapes_of(state: State) -> dict[str, Shape]:
-    return {name: tuple(value.shape) for name, value in state.items()}

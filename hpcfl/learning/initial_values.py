@@ -1,7 +1,7 @@
-"""Initial values from a file (``model.initial``): one dataset for each tensor of a model.
+"""What models begin with: values drawn by the seed, or a file's (``model.initial``), a dataset for each tensor.
 
 A dataset at the root holds for all clients; ``clients/<number>/<tensor>`` takes its place for one client, in a layer
-that is personal. What else a method's shared state begins with may stand at the root by its name. torch is not loaded.
+that is personal. What else a method's shared state begins with may stand at the root by its name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfl.base.errors import UsageError, did_you_mean
-from hpcfl.base.types import Shape
+from hpcfl.base.lazy import torch
+from hpcfl.base.types import Shape, State
+from hpcfl.data import Federation
 from hpcfl.data.formats.hdf5_file import dataset, opened
 
 OWN = "clients"
@@ -68,7 +70,7 @@ class InitialFile:
         for client, model in enumerate(models):
             own = self.own.get(client, {})
             for name, shape in model.items():
-                there = own[name] if name in own else self._shape(name)
+                there = own[name] if name in own else self.shape(name)
                 if there == shape:
                     continue
                 if there is None:
@@ -76,34 +78,86 @@ class InitialFile:
                     raise UsageError(f"{self.path}: there is no {name}{or_own}; expected one of shape {list(shape)}")
                 where = f"{OWN}/{client}/{name}" if name in own else name
                 whose = f" for client {client}" if name not in own and shape != models[0][name] else ""
-                self._check_shape(where, there, shape, whose)
+                self.check_shape(where, there, shape, whose)
 
-    def check_method(self, method: str, model: Collection[str], shared: Shapes, personal: Collection[str]) -> None:
-        """Raise UsageError where a dataset is none of what a method begins with, or one that it needs is missing.
+    def shape(self, name: str) -> Shape | None:
+        return self.shared[name].shape if name in self.shared else None
 
-        `shared` are the shapes of its shared state, of which `model` names the model's tensors; `personal` are the
-        names of those that clients begin with by themselves.
+    def check_shape(self, name: str, there: Shape, shape: Shape, whose: str = "") -> None:
+        if there != shape:
+            raise UsageError(f"{self.path}: {name} has shape {list(there)}, expected {list(shape)}{whose}")
+
+
+class Start:
+    """What the clients' models begin with: values `drawn` by the seed for features of each shape, or those of a file.
+
+    The file may lack those of newcomers: clients from number `members` on (None: there are none). `lost` says why there
+    is no file though there was one: then nobody is told what a client began with.
+    """
+
+    lost = ""
+
+    def __init__(
+        self,
+        drawn: dict[Shape, State],
+        federation: Federation,
+        file: str | None,
+        precision: Literal["single", "double"],
+        members: int | None,
+    ) -> None:
+        self.drawn, self._shapes = drawn, federation.shapes
+        self._file: InitialFile | None = None
+        if file is not None:
+            self._file = InitialFile(Path(file), federation.clients, precision)
+            shapes = {shape: _shapes_of(state) for shape, state in drawn.items()}
+            self._file.check_model([shapes[shape] for shape in self._shapes[:members]])
+            for shape, state in drawn.items():
+                given = self._file.shared.items()
+                fits = {name: value for name, value in given if shapes[shape].get(name) == value.shape}
+                state |= {name: torch.from_numpy(value).to(state[name].device) for name, value in fits.items()}
+
+    def of(self, client: int | None) -> State:
+        """Return what a client's model begins with; None: the first one's, without what is its own."""
+        if client is not None and self.lost:
+            raise UsageError(self.lost)
+        state = dict(self.drawn[self._shapes[client or 0]])
+        if self._file is not None and client is not None:
+            state |= {name: torch.from_numpy(value) for name, value in self._file.of(client).items()}
+        return state
+
+    def given(self, state: State) -> State:
+        """Return what a method begins with beside the model, with what the file has of it in its place."""
+        if self._file is None:
+            return state
+        given, model = self._file.shared, self.drawn[self._shapes[0]]
+        names = [name for name in state if name in given and name not in model]
+        return state | {name: torch.from_numpy(given[name]).to(state[name], copy=True) for name in names}
+
+    def check_method(self, method: str, shared: State, personal: Collection[str]) -> None:
+        """Raise UsageError where the file holds what a method does not begin with, or lacks what it does.
+
+        `shared` is its shared state; `personal` are the names of those tensors of the model that are a client's own.
         """
-        for name in self.shared:
+        if (file := self._file) is None:
+            return
+        model = self.drawn[self._shapes[0]]
+        for name in file.shared:
             if name not in (*model, *shared):
-                raise UsageError(f"{self.path}: {name}: no such tensor{did_you_mean(name, {*model, *shared})}")
-        for name, shape in shared.items():
-            there = self._shape(name)
+                raise UsageError(f"{file.path}: {name}: no such tensor{did_you_mean(name, {*model, *shared})}")
+        for name, shape in _shapes_of(shared).items():
+            there = file.shape(name)
             if there is None and name in model:
-                raise UsageError(f"{self.path}: there is no {name}, which clients share; expected {list(shape)}")
+                raise UsageError(f"{file.path}: there is no {name}, which clients share; expected {list(shape)}")
             if there is not None:
-                self._check_shape(name, there, shape)
-        for client, own in self.own.items():
+                file.check_shape(name, there, shape)
+        for client, own in file.own.items():
             for name in own:
-                where = f"{self.path}: {OWN}/{client}/{name}"
+                where = f"{file.path}: {OWN}/{client}/{name}"
                 if name not in model:
                     raise UsageError(f"{where}: no such tensor{did_you_mean(name, personal or model)}")
                 if name not in personal:
                     raise UsageError(f"{where}: algorithm.name = '{method}' has no {name} of a client's own")
 
-    def _shape(self, name: str) -> Shape | None:
-        return self.shared[name].shape if name in self.shared else None
 
-    def _check_shape(self, name: str, there: Shape, shape: Shape, whose: str = "") -> None:
-        if there != shape:
-            raise UsageError(f"{self.path}: {name} has shape {list(there)}, expected {list(shape)}{whose}")
+def _shapes_of(state: State) -> dict[str, Shape]:
+    return {name: tuple(value.shape) for name, value in state.items()}

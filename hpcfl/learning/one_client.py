@@ -38,8 +38,7 @@ class ClientBatch:
 
     def latent(self, params: State) -> Tensor:
         """Return what the layers below the last one, or `task.embedding`, make of them, ``[B, k]``."""
-        below = 1 if self.task.whole is not None else len(self.task.layers) - 1
-        return self.task.forward(_alone(params), self.x[None], self.key, last=below)[0].flatten(1)
+        return self.task.represented(_alone(params), self.x[None], self.key)[0]
 
     def loss(self, params: State) -> Tensor:
         """Return the mean loss of the samples with the model's penalty, a number."""

@@ -25,6 +25,7 @@ from hpcfl.data import Federation
 from hpcfl.learning import build, fused
 from hpcfl.learning.batches import Batch, Batches, Feeds, Visits
 from hpcfl.learning.config import TaskConfig
+from hpcfl.learning.initial_values import Start
 from hpcfl.learning.layerwise import as_ready
 from hpcfl.learning.loss import PerSample
 from hpcfl.learning.samples import Held, Samples
@@ -98,7 +99,7 @@ class Task(Held):
             shape: {name: value.detach().to(self.device) for layer in layers for name, value in layer.tensors.items()}
             for shape, layers in built.items()
         }
-        self.start = build.Start(drawn, federation, model.initial, precision, members)
+        self.start = Start(drawn, federation, model.initial, precision, members)
         self.oracle_calls: Ints = np.zeros(federation.clients + 1, dtype=np.int64)
         x, y = build.made_up(federation.shapes[0], federation.classes, self.dtype)
         if kind.own or self.whole is not None:
@@ -233,6 +234,10 @@ class Task(Held):
             if first <= layer.number and (last is None or layer.number < last):
                 x = layer(params, x, key)
         return x
+
+    def represented(self, params: State, x: Tensor, key: StepKey | None = None) -> Tensor:
+        """What the layers before the last one, or `task.embedding`, make of samples ``[c, B, …]``, ``[c, B, k]``."""
+        return self.forward(params, x, key, last=1 if self.whole is not None else len(self.layers) - 1).flatten(2)
 
     @no_grad
     def outputs(self, params: State, x: Tensor, last: int | None = None) -> Tensor:

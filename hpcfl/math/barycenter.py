@@ -1,83 +1,71 @@
-"""The Wasserstein barycenter of Gaussians, as a whole and in the pieces of which a distributed iteration consists.
+"""Square roots of covariances, and of the Wasserstein barycenter of Gaussians the pieces of a distributed iteration.
 
 The barycenter of ``N(m_i, Σ_i)`` with weights w_i has mean ``Σ w_i m_i``; its covariance is the fixed point of
 ``S ← S^{-½} (Σ w_i (S^½ Σ_i S^½)^½)² S^{-½}`` (Álvarez-Esteban et al. 2016). An iteration is one sum over i of
 k × k matrices: each holder of a Σ_i gives a `barycenter_term`, `fixed_point` makes the next S of their weighted sum.
-All is float64, ``[..., k, k]``; the bits of a result do not depend on what else is in its batch.
+
+Covariances ``[..., k, k]`` may be singular. Everything is computed in float64, one matrix at a time from memory of its
+own: a batched product may choose another kernel, and an unaligned one too, so the last bits of a result would depend
+on the batch that its matrix is in.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import sys
+from collections.abc import Callable
 
-from hpcfl.base.lazy import Tensor, no_grad, torch
-from hpcfl.math.psd import check_psd, per_matrix, sqrtm_one, sqrtm_pair, symmetric
+import numpy as np
 
+from hpcfl.base.lazy import Tensor, torch
 
-class Barycenter(NamedTuple):
-    """A Gaussian between Gaussians, and how it was come by."""
-
-    mean: Tensor
-    """``[..., k]``."""
-    cov: Tensor
-    """``[..., k, k]``."""
-    iterations: Tensor
-    """How many were taken, int64 ``[...]``."""
-    change: Tensor
-    """Relative change of the covariance in the last one, ``[...]``; above the tolerance where it has not converged."""
+EPS = sys.float_info.epsilon
 
 
-@no_grad
-def barycenter(means: Tensor, covs: Tensor, weights: Tensor, tol: float = 1e-12, iterations: int = 200) -> Barycenter:
-    """Return the Wasserstein barycenter over i of ``N(means[i], covs[i])``, mean and covariance in the types that came.
+def per_matrix(function: Callable[..., tuple[Tensor, ...]], *matrices: Tensor) -> tuple[Tensor, ...]:
+    """Apply a function of float64 matrices to ``[..., k, k]`` one by one; the leading dimensions are broadcast."""
+    lead = np.broadcast_shapes(*(m.shape[:-2] for m in matrices))  # torch's own loads sympy, for a second and more
+    flat = [m.double().expand(*lead, *m.shape[-2:]).reshape(-1, *m.shape[-2:]) for m in matrices]
+    results = [function(*(m.clone(memory_format=torch.contiguous_format) for m in row)) for row in zip(*flat)]
+    return tuple(torch.stack(part).reshape([*lead, *part[0].shape]) for part in zip(*results))
 
-    Parameters
-    ----------
-    means, covs : Tensor [m, ..., k], [m, ..., k, k]
-        Covariances may be singular, or zero; UsageError where one is none.
-    weights : Tensor [m] or [m, ...]
-        At least 0, of a positive sum over i; they are normalised.
-    tol : float
-        The relative change (Frobenius norm) at which the iteration ends.
+
+def symmetric(matrix: Tensor) -> Tensor:
+    """The symmetric part of ``[..., k, k]``: exactly symmetric, where products are so up to rounding."""
+    return (matrix + matrix.mT).mul_(0.5)
+
+
+def covariance(factor: Tensor) -> Tensor:
+    """``L Lᵀ`` of factors ``[..., k, k]``."""
+    return per_matrix(lambda one: (symmetric(one @ one.mT),), factor)[0]
+
+
+def sqrtm_one(cov: Tensor) -> Tensor:
+    """The symmetric root of one matrix."""
+    values, vectors = _spectrum(cov)
+    return symmetric((vectors * values.sqrt()) @ vectors.mT)
+
+
+def sqrtm_and_inverse(cov: Tensor) -> tuple[Tensor, ...]:
+    """``S^½`` and ``S^{-½}`` of ``[..., k, k]`` by one decomposition, the inverse on the range of a singular S."""
+
+    def both(one: Tensor) -> tuple[Tensor, Tensor]:
+        values, vectors = _spectrum(one)
+        inverse = torch.where(values == 0, 0, values.rsqrt())
+        return symmetric((vectors * values.sqrt()) @ vectors.mT), symmetric((vectors * inverse) @ vectors.mT)
+
+    return per_matrix(both, cov)
+
+
+def _spectrum(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and eigenvectors.
+
+    Values below ``k·eps`` times the largest count as zero, as do negative ones: they are rounding, and their roots
+    would be 1e-8 of the largest, far above rounding.
     """
-    check_psd(covs, "covs")
-    lead = covs.shape[1:-2]
-    shares = weights.double().reshape(*weights.shape, *[1] * (covs.dim() - 2 - weights.dim()))
-    if bool((shares < 0).any()) or not bool((shares.sum(0) > 0).all()):
-        raise ValueError("weights of a barycenter: expected none below 0 and a sum above 0")
-    shares = (shares / shares.sum(0)).expand(len(covs), *lead)
-    mean = weighted_sum(shares.unsqueeze(-1), means.double())
-    # one by one: each ends when it has converged itself, whatever the others do
-    columns = covs.double().reshape(len(covs), -1, *covs.shape[-2:]).unbind(1)
-    rows = shares.reshape(len(covs), -1).unbind(1)
-    found, counts, changes = list[Tensor](), list[int](), list[float]()
-    for column, share in zip(columns, rows):
-        # from the weighted mean, whose range holds all of theirs: a start with a smaller range could never leave it
-        now, moved, count = symmetric(weighted_sum(share, column)), torch.inf, 0
-        while count < iterations and not moved <= tol:
-            root, inverse = sqrtm_and_inverse(now)
-            after = fixed_point(inverse, weighted_sum(share, barycenter_term(root, column)))
-            now, moved, count = after, float(relative_change(now, after)), count + 1
-        found.append(now)
-        counts.append(count)
-        changes.append(moved)
-    cov = torch.stack(found).reshape(covs.shape[1:]).to(covs.dtype)
-    taken, last = torch.tensor(counts).reshape(lead), torch.tensor(changes, dtype=torch.float64).reshape(lead)
-    return Barycenter(mean.to(means.dtype), cov, taken, last)
-
-
-def weighted_sum(shares: Tensor, values: Tensor) -> Tensor:
-    """``Σ_i shares[i]·values[i]``, added up in the order of i."""
-    total = torch.zeros_like(values[0])
-    for share, value in zip(shares, values):
-        total = total + share * value
-    return total
-
-
-def sqrtm_and_inverse(cov: Tensor) -> tuple[Tensor, Tensor]:
-    """``S^½`` and ``S^{-½}``, the inverse on the range of S if it is singular."""
-    root, inverse = per_matrix(sqrtm_pair, cov)
-    return root, inverse
+    if not matrix.sum().isfinite():  # LAPACK would raise; a run that diverges is to go on with NaN
+        return matrix.new_full((len(matrix),), torch.nan), torch.full_like(matrix, torch.nan)
+    values, vectors = torch.linalg.eigh(symmetric(matrix))
+    return torch.where(values > len(matrix) * EPS * values[-1].clamp(min=0), values, 0), vectors
 
 
 def barycenter_term(root: Tensor, cov: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from hpcfl.math.psd import EPS, check_psd, per_matrix, sqrtm_one, symmetric
+from hpcfl.math.barycenter import EPS
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,6 @@ def _polar(z: Tensor, came: torch.dtype, wanted: bool) -> tuple[Tensor, Tensor |
 
 
 class _NuclearNorm(Function):
-    """Σ σ_i of float64 z, whose numbers are as exact as those of type `came`."""
-
     @staticmethod
     def forward(ctx: Any, z: Tensor, came: torch.dtype) -> Tensor:
         sigma, polar = _polar(z, came, ctx.needs_input_grad[0])
@@ -81,17 +79,13 @@ class _NuclearNorm(Function):
         return ctx.saved_tensors[0] * upstream[..., None, None], None
 
 
-def nuclear_norm(z: Tensor) -> Tensor:
-    """``‖Z‖_*``, the sum of the singular values of ``[..., n, k]``.
+def nuclear_norm(z: Tensor, came: torch.dtype) -> Tensor:
+    """``‖Z‖_*``, the sum of the singular values of float64 ``[..., n, k]``, whose numbers are as exact as `came`.
 
     Its gradient is ``U Vᵀ``, without the directions of singular values that cannot be told from rounding: those
-    below ``max(n, k)·eps`` (of the type that came) or ``√(min(n, k)·eps)`` (of float64, below which the Gram matrix
-    does not separate them) times the largest. That is a subgradient where they are zero.
+    below ``max(n, k)·eps`` (of `came`) or ``√(min(n, k)·eps)`` (of float64, below which the Gram matrix does not
+    separate them) times the largest. That is a subgradient where they are zero.
     """
-    return _nuclear(z.double(), z.dtype).to(z.dtype)
-
-
-def _nuclear(z: Tensor, came: torch.dtype) -> Tensor:
     norm: Tensor = _NuclearNorm.apply(z, came)  # type: ignore[no-untyped-call]
     return norm
 
@@ -120,89 +114,20 @@ class _Isotropic(Function):
         return gradient.sum_to_size(ctx.shape).to(ctx.dtype), None, None
 
 
-def bures_factor_squared(factor: Tensor | float | None, points: Tensor, count: Tensor | int, ddof: int = 0) -> Tensor:
+def bures_factor_squared(factor: Tensor | float, points: Tensor, count: Tensor | int, ddof: int = 0) -> Tensor:
     """``𝔅²(L Lᵀ, ZᵀZ/d) = ‖L‖² + ‖Z‖²/d − 2 ‖Z L‖_*/√d`` with ``d = count − ddof``, ``[...]``.
 
-    `factor` is L ``[..., k, k]``; a number s stands for s·I, None for I, both without a k × k product. `points` are Z
+    `factor` is L ``[..., k, k]``; a number s stands for s·I, without a k × k product. `points` are Z
     ``[..., n, k]``, centred; the rows that `count` leaves out are zero. With ``d ≤ 0`` the covariance counts as zero.
     """
     divisor = (torch.as_tensor(count, device=points.device) - ddof).double()
     scale = torch.where(divisor > 0, divisor.clamp(min=1).rsqrt(), 0)
     if not isinstance(factor, Tensor):
-        s = 1.0 if factor is None else abs(float(factor))
-        isotropic: Tensor = _Isotropic.apply(points, scale, s)  # type: ignore[no-untyped-call]
+        isotropic: Tensor = _Isotropic.apply(points, scale, abs(factor))  # type: ignore[no-untyped-call]
         return isotropic
     z, widened = points.double() * scale[..., None, None], factor.double()
-    if factor.dim() == 0:
-        size, norm = widened.square() * z.shape[-1], widened.abs() * _nuclear(z, points.dtype)
-    else:
-        size, norm = widened.square().sum((-2, -1)), _nuclear(z @ widened, points.dtype)
-    value = size + z.square().sum((-2, -1)) - 2 * norm
+    sizes = widened.square().sum((-2, -1)) + z.square().sum((-2, -1))
+    value = sizes - 2 * nuclear_norm(z @ widened, points.dtype)
     # rounding below zero is taken off the value alone: the gradient holds there too
     value = value + (value.clamp(min=0) - value).detach()
     return value.to(torch.promote_types(factor.dtype, points.dtype))
-
-
-def _aligned(cov_a: Tensor, cov_b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Tr (A^½ B A^½)^½ and the transport maps from A to B and back, of one pair ``[k, k]``.
-
-    From ``A^½ B^½ = U Σ Vᵀ``: the map is ``B^½ V Σ⁻¹ Vᵀ B^½``, which for regular A equals the usual formula, needs no
-    inverse of A, and for singular A is still the derivative with respect to a factor of A.
-    """
-    root_a, root_b = sqrtm_one(cov_a), sqrtm_one(cov_b)
-    product = root_a @ root_b
-    if not product.isfinite().all():
-        return product.new_tensor(torch.nan), product * torch.nan, product * torch.nan
-    u, sigma, vt = torch.linalg.svd(product)
-    inverse = torch.where(sigma > len(sigma) * EPS * sigma[0], sigma.rsqrt(), 0)
-    there, back = (root_b @ vt.mT) * inverse, (root_a @ u) * inverse
-    return sigma.sum(), symmetric(there @ there.mT), symmetric(back @ back.mT)
-
-
-class _Bures(Function):
-    """𝔅² of float64 covariances; the gradients are ``I − T``, T the map from this covariance to the other."""
-
-    @staticmethod
-    def forward(ctx: Any, cov_a: Tensor, cov_b: Tensor) -> Tensor:
-        trace, there, back = per_matrix(_aligned, cov_a, cov_b)
-        ctx.save_for_backward(there, back)
-        ctx.shapes = cov_a.shape, cov_b.shape
-        traces = cov_a.diagonal(dim1=-2, dim2=-1).sum(-1) + cov_b.diagonal(dim1=-2, dim2=-1).sum(-1)
-        return (traces - 2 * trace).clamp(min=0)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, ...]:
-        eye = torch.eye(ctx.shapes[0][-1], dtype=upstream.dtype, device=upstream.device)
-        return tuple(
-            ((eye - map_) * upstream[..., None, None]).sum_to_size(shape)
-            for map_, shape in zip(ctx.saved_tensors, ctx.shapes)
-        )
-
-
-def bures_squared(cov_a: Tensor, cov_b: Tensor) -> Tensor:
-    """The squared Bures distance of covariances ``[..., k, k]``, which may be singular; they are not checked."""
-    dtype = torch.promote_types(cov_a.dtype, cov_b.dtype)
-    value: Tensor = _Bures.apply(cov_a.double(), cov_b.double())  # type: ignore[no-untyped-call]
-    return value.to(dtype)
-
-
-def w2_squared(mean_a: Tensor, cov_a: Tensor, mean_b: Tensor, cov_b: Tensor) -> Tensor:
-    """The squared 2-Wasserstein distance of N(mean_a, cov_a) and N(mean_b, cov_b), ``[...]``.
-
-    UsageError where `cov_a` or `cov_b` is no covariance.
-    """
-    check_psd(cov_a.detach(), "cov_a")
-    check_psd(cov_b.detach(), "cov_b")
-    apart = (mean_a.double() - mean_b.double()).square().sum(-1)
-    value = apart + bures_squared(cov_a.double(), cov_b.double())
-    return value.to(torch.promote_types(mean_a.dtype, cov_a.dtype))
-
-
-def transport_map(cov_a: Tensor, cov_b: Tensor) -> Tensor:
-    """``T = A^{-½} (A^½ B A^½)^½ A^{-½}``, which pushes N(0, A) to N(0, B), for regular A ``[..., k, k]``.
-
-    ``T A T = B``. For singular A the map reaches only what the range of A can be moved to.
-    """
-    dtype = torch.promote_types(cov_a.dtype, cov_b.dtype)
-    return per_matrix(_aligned, cov_a, cov_b)[1].to(dtype)

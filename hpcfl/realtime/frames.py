@@ -24,8 +24,7 @@ from hpcfl.base.types import Floats, Ints
 from hpcfl.mpi.placement import Topology
 from hpcfl.sums.exact import BinnedSum, ExactSum, FixedSum
 from hpcfl.sums.message import Block, ExactSums, Layout
-from hpcfl.sums.packing import APART_BYTES, Packing
-from hpcfl.sums.pool import POOL
+from hpcfl.sums.packing import APART_BYTES, POOL, Packing
 
 if TYPE_CHECKING:
     from torch import Tensor

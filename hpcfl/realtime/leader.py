@@ -36,8 +36,7 @@ from hpcfl.realtime.outcome import add_group, names_who_counts
 from hpcfl.realtime.questions import QUESTIONS
 from hpcfl.schedule.plan import Attempt
 from hpcfl.sums.message import ExactSums
-from hpcfl.sums.packing import Bytes, Packing
-from hpcfl.sums.pool import POOL
+from hpcfl.sums.packing import POOL, Bytes, Packing
 
 TAKE_SECONDS = 0.001  # for adding up between two looks: a closing may be told of
 HERE: Ints = np.ones(1, dtype=np.int64)

@@ -19,7 +19,7 @@ from hpcfl.schedule.plan import Attempt, Plan
 from hpcfl.sums.exact import FixedSum, each_piece, sum_small
 from hpcfl.sums.guard import NO_GROUP, NOT_FINITE, Rejection
 from hpcfl.sums.message import Block, ExactSums, Fill, Layout, Message, Sums
-from hpcfl.sums.pool import SPARE
+from hpcfl.sums.packing import SPARE
 
 if TYPE_CHECKING:
     from torch import Tensor

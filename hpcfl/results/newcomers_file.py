@@ -31,14 +31,6 @@ class Newcomers(Federation):
     first: int
     own: Hdf5Federation
 
-    @classmethod
-    def of(cls, own: Hdf5Federation, config: Config, header: Header) -> Newcomers:
-        first, none = config.clients, np.zeros(config.clients, dtype=np.int64)
-        train, test = (np.append(none, part) for part in (own.train_sizes, own.test_sizes))
-        shapes = [header.shapes[0]] * first + list(own.shapes)
-        augment = BLACK[config.data.scale] if isinstance(config.data, Pooled) and config.data.augment else None
-        return cls(header.classes, train, test, shapes, first, own, augment=augment)
-
     def client(self, i: int) -> ClientData:
         return self.own.client(i - self.first)
 
@@ -84,7 +76,11 @@ class NewcomersFile:
     def federate(self, config: Config, header: Header) -> Newcomers:
         own = self.source.federate(len(self.ids), config.seed, None)
         assert isinstance(own, Hdf5Federation)
-        return Newcomers.of(own, config, header)
+        first, none = config.clients, np.zeros(config.clients, dtype=np.int64)
+        train, test = (np.append(none, part) for part in (own.train_sizes, own.test_sizes))
+        shapes = [header.shapes[0]] * first + list(own.shapes)
+        augment = BLACK[config.data.scale] if isinstance(config.data, Pooled) and config.data.augment else None
+        return Newcomers(header.classes, train, test, shapes, first, own, augment=augment)
 
     def picked(self, text: str | None) -> Ints:
         """Places of the ids in ``"w3,w5"``, ascending, or of all for ``"all"`` and None, int64 [n]."""

@@ -1,7 +1,7 @@
 """The run folder: what a run records, its checkpoints and its status, and how all of it is read again.
 
 Written by one process only, but for the ranks' parts of checkpoints; readable while it is written, and after a kill. A
-row is written by `Segment.write` (segment.py), a checkpoint by `write_rank`, `write_server` and `publish`
+row is written by `Segment.write` (growing_file.py), a checkpoint by `write_rank`, `write_server` and `publish`
 (checkpoints.py); `open_run` (reading.py) reads a run.
 """
 
@@ -21,6 +21,7 @@ from hpcfl.store.checkpoints import write_rank as write_rank
 from hpcfl.store.checkpoints import write_server as write_server
 from hpcfl.store.columns import Column as Column
 from hpcfl.store.columns import Fact as Fact
+from hpcfl.store.growing_file import Segment as Segment
 from hpcfl.store.owner import release as release
 from hpcfl.store.owner import take as take
 from hpcfl.store.reading import data_folder as data_folder
@@ -35,7 +36,6 @@ from hpcfl.store.run_file import begin as begin
 from hpcfl.store.run_file import create as create
 from hpcfl.store.run_file import rebuild as rebuild
 from hpcfl.store.run_file import seal as seal
-from hpcfl.store.segment import Segment as Segment
 from hpcfl.store.status import Status as Status
 from hpcfl.store.status import overwrite_status as overwrite_status
 from hpcfl.store.status import read_status as read_status

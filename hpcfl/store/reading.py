@@ -304,11 +304,8 @@ def live_rows(part: Part, file: Any, start: int, stop: int) -> dict[str, Array]:
 def _closed_part(path: Path, file: h5py.File, with_data: bool) -> Part:
     if reason := of_another(str(file.attrs.get(RUN, "")), path.parents[1]):
         raise DamagedError(reason)
-    first, total, rounds = (
-        table.whole(file, "first"),
-        table.whole(file, "rounds"),
-        table.values(file, "round", "i", (None,)),
-    )
+    first, total = table.whole(file, "first"), table.whole(file, "rounds")
+    rounds = table.values(file, "round", "i", (None,))
     if not np.array_equal(rounds, np.unique(rounds.clip(first, total - 1))):
         raise ValueError(f"/round: expected rising numbers from {first} to {total - 1}, got {listed(rounds)}")
     columns, coords = table.table_in(json.loads(table.values(file, HEADER, "u", (None,)).tobytes()))

@@ -23,11 +23,10 @@ from hpcfl.store.atomic import clean, created, number_of, numbered
 from hpcfl.store.attributes import RUN_FORMAT
 from hpcfl.store.checkpoints import saved
 from hpcfl.store.columns import AXES, CLIENT, Column, Coords, Fact, add_scales, described, fill_of, shape_of
-from hpcfl.store.growing_file import FORMAT
+from hpcfl.store.growing_file import FORMAT, Segment
 from hpcfl.store.inside import RUN, run_of
 from hpcfl.store.owner import owned, running
 from hpcfl.store.reading import INTERNAL, Part, read_facts, read_part, run_attributes, run_folder, segment_paths
-from hpcfl.store.segment import Segment
 
 _BLOCK_BYTES, _CHUNK_BYTES = 1 << 26, 1 << 20
 

@@ -92,17 +92,6 @@ def each_piece(size: int, work: Callable[[slice], None]) -> None:
             helper.result()
 
 
-def add_to_bins(total: Floats, bins: Floats) -> None:
-    """Add `total` [n ≤ PIECE] to the bins [2 or 3, n], split into multiples of the grids; `total` is used up."""
-    part, last = ROOM.scratch.numpy()[: len(total)], len(bins) - 1
-    for number, (grid, row) in enumerate(zip(GRIDS, bins)):
-        np.add(total, ROUNDER / grid, out=part)
-        part -= ROUNDER / grid
-        row += part
-        if number < last:
-            total -= part
-
-
 def sum_small(values: Sequence[tuple[NDArray[np.floating], float]], out: Floats) -> int:
     """Write ``Σ factor·value`` over the first float32 values [n ≤ PIECE] to `out`, rounded to one grid each.
 
@@ -227,7 +216,13 @@ class BinnedSum(ExactSum):
         self.bins = bins
 
     def add(self, total: Floats, piece: slice) -> None:
-        add_to_bins(total, self.bins[:, piece])
+        part, last = ROOM.scratch.numpy()[: len(total)], len(self.bins) - 1
+        for number, (grid, row) in enumerate(zip(GRIDS, self.bins[:, piece])):
+            np.add(total, ROUNDER / grid, out=part)
+            part -= ROUNDER / grid
+            row += part
+            if number < last:
+                total -= part
 
     def add_bins(self, bins: Floats) -> None:
         self.bins += bins

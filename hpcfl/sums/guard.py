@@ -21,8 +21,7 @@ from hpcfl.base.config import ConfigBase
 from hpcfl.base.device_copy import on_host
 from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.types import Floats, Ints, State
-from hpcfl.sums.layers import Layers
-from hpcfl.sums.message import Layout, Message
+from hpcfl.sums.message import Layers, Layout, Message
 
 Part = tuple[str, Tensor, Tensor]
 """A block as it is sent: name, value and weight."""

@@ -11,12 +11,11 @@ import torch
 
 from helpers.toys import Arriving, Rounds, W, full_batch, mlp_task, plain, planned, quadratics, read
 from hpcfl.algorithms import Algorithm
-from hpcfl.algorithms.corrected import with_correction
 from hpcfl.algorithms.fedasync import FedAsync
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.ringmaster import Ringmaster
 from hpcfl.algorithms.server_optimizer import ServerOptimizer, with_server_optimizer
-from hpcfl.algorithms.weighting import Weighting
+from hpcfl.algorithms.weighting import Weighting, with_correction
 from hpcfl.base.errors import UsageError
 from hpcfl.config import from_table
 from hpcfl.schedule.participation import Participation

@@ -15,10 +15,9 @@ from helpers.checkpoints import save
 from helpers.toys import Rounds, Toy, full_batch, mlp_task, plain_gradients, planned, same_bits
 from hpcfl import store
 from hpcfl.algorithms import Algorithm, algorithm_class
-from hpcfl.algorithms.corrected import intervals, with_correction
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.salf import Salf
-from hpcfl.algorithms.weighting import Weighting
+from hpcfl.algorithms.weighting import Weighting, intervals, with_correction
 from hpcfl.base.errors import UsageError
 from hpcfl.config import from_table
 from hpcfl.data import ClientData

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helpers.toys import Rounds, Toy, federation, mlp_task, plain, planned, read, same_bits, visits_of
-from hpcfl.algorithms.fedhenn import FedHeNN, represented
+from hpcfl.algorithms.fedhenn import FedHeNN
 from hpcfl.algorithms.local import Local
 from hpcfl.base.errors import UsageError
 from hpcfl.data.gaussians import NoisyFeatures
@@ -169,7 +169,7 @@ def aligned(eta: float) -> tuple[float, float]:
             kernels = []
             for chunk in rounds.job.chunks:
                 x = algorithm.samples(task, 1000, visits_of(task, chunk.clients))
-                kernels.append(kernel(represented(task, rounds.now.personal[chunk.number], x)[0]))
+                kernels.append(kernel(task.represented(rounds.now.personal[chunk.number], x)[0]))
             pairs = [cka(one, other) for i, one in enumerate(kernels) for other in kernels[:i]]
             found.append(float(sum(pairs) / len(pairs)))
         rounds.step(planned([1] * 5, 1, round_))

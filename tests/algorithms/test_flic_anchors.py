@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.gaussians import Barycenter, barycenter
 from helpers.toys import Rounds, federation, planned, same_bits, visits_of
 from hpcfl.algorithms.flic.algorithm import Flic
 from hpcfl.algorithms.flic.barycenters import Barycenters, sent
@@ -17,7 +18,6 @@ from hpcfl.base.rng import keyed
 from hpcfl.engine.iterated import iterate
 from hpcfl.engine.simulated import drained
 from hpcfl.learning.task import Task
-from hpcfl.math.barycenter import Barycenter, barycenter
 from hpcfl.models.latent import Latent
 from hpcfl.sums.message import Block, ExactSums
 

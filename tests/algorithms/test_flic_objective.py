@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from helpers.gaussians import transport_map, w2_squared
 from helpers.latents import changed, copied, flic, halves, latent_task, learner, real
 from hpcfl.algorithms.flic.config import FACTORS, MEANS
 from hpcfl.algorithms.flic.phases import ANCHORING, LOCAL, SHARED, Learner
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import State
 from hpcfl.learning.batches import PHASE_STEPS, Batch
-from hpcfl.math.gaussian import transport_map, w2_squared
 
 SIZES = (9, 3, 6, 5)  # with four at a time: batches that are not full, and clients that rest
 DRAWS = 3

@@ -12,8 +12,7 @@ from helpers.latents import changed, copied, everybody, flic, latent_task
 from helpers.toys import Rounds, planned, same_bits, visits_of
 from hpcfl.algorithms.flic.algorithm import Flic
 from hpcfl.algorithms.flic.config import FACTORS, MEANS
-from hpcfl.algorithms.flic.objective import OWN
-from hpcfl.algorithms.flic.phases import PRETRAINING, REALIGNING, Learner
+from hpcfl.algorithms.flic.phases import OWN, PRETRAINING, REALIGNING, Learner
 from hpcfl.base.errors import UsageError
 from hpcfl.base.types import State
 from hpcfl.data import Header

@@ -12,13 +12,12 @@ import torch
 import hpcfl
 from helpers.toys import Rounds, W, mlp_task, planned, quadratics, same_bits
 from hpcfl.algorithms import Algorithm, algorithms
-from hpcfl.algorithms.corrected import with_correction
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.fedrep import FedRep
 from hpcfl.algorithms.heterofl import HeteroFl
 from hpcfl.algorithms.salf import Salf
 from hpcfl.algorithms.server_optimizer import ServerOptimizer, with_server_optimizer
-from hpcfl.algorithms.weighting import Weighting
+from hpcfl.algorithms.weighting import Weighting, with_correction
 from hpcfl.base.errors import UsageError
 from hpcfl.config import from_table, load
 from hpcfl.engine.job import Job

@@ -32,9 +32,9 @@ import numpy as np
 
 from hpcfl import config
 from hpcfl.base.errors import UserError
+from hpcfl.data import partition
 from hpcfl.data.cifar import Cifar100
 from hpcfl.data.femnist import Femnist
-from hpcfl.data.formats import split_file
 from hpcfl.data.hdf5 import Hdf5
 from hpcfl.data.mnist import Mnist
 from hpcfl.data.partition import Split
@@ -206,7 +206,7 @@ def read_pool(folder: Path) -> None:
 
 
 def read_split(folder: Path) -> None:
-    found = split_file.read(folder / "split.h5", 2, (20, 10))
+    found = partition.read_split(folder / "split.h5", 2, (20, 10))
     held = np.concatenate([*found.train, found.server])
     assert len(np.unique(held)) == len(held)
     assert all(part.dtype == np.int64 and ((part >= 0) & (part < 20)).all() for part in (*found.train, *found.test))
@@ -243,7 +243,7 @@ KINDS: dict[str, Kind] = {
     "hdf5": Kind(clients, federated(Hdf5(file="own.h5"), 3, 1)),
     "hdf5-pool": Kind(pool, read_pool),
     "split": Kind(
-        lambda folder: split_file.write(
+        lambda folder: partition.write_split(
             folder / "split.h5", Split([np.arange(5), np.arange(5, 9)], [np.arange(3)] * 2, np.arange(10, 12))
         ),
         read_split,

@@ -18,9 +18,11 @@ import numpy as np
 import pytest
 from test_sources import idx_bytes, refused, sound, store
 
+from hpcfl.data import femnist, mnist, sent140, usps
 from hpcfl.data.cifar import Cifar100
-from hpcfl.data.formats import files, hdf5_file, idx, leaf, split_file, text
+from hpcfl.data.formats import files, hdf5_file
 from hpcfl.data.hdf5 import Hdf5
+from hpcfl.data.partition import read_split
 from hpcfl.data.sent140 import Sent140
 from hpcfl.learning.initial_values import InitialFile
 from hpcfl.schedule.speeds.table import Table
@@ -44,12 +46,12 @@ def test_damaged_files_are_refused_or_read() -> None:
 # --- what is no file
 
 READERS: dict[str, Callable[[Path], Any]] = {
-    "idx": lambda path: idx.read(path, 1),
-    "leaf": lambda path: leaf.read(path.parent, 784, 62),
-    "libsvm": lambda path: text.read_libsvm(path, 256),
-    "glove": lambda path: text.read_glove(path, {"good"}),
+    "idx": lambda path: mnist.read_idx(path, 1),
+    "leaf": lambda path: femnist.read_leaf(path.parent, 784, 62),
+    "libsvm": lambda path: usps.read_libsvm(path, 256),
+    "glove": lambda path: sent140.read_glove(path, {"good"}),
     "hdf5": hdf5_file.survey,
-    "split": lambda path: split_file.read(path, 2, (20, 10)),
+    "split": lambda path: read_split(path, 2, (20, 10)),
     "initial": lambda path: InitialFile(path, 2, "single"),
     "speeds.csv": lambda path: Table(file=str(path)).columns,
     "speeds.h5": lambda path: Table(file=str(path)).columns,
@@ -85,16 +87,16 @@ def test_what_is_no_file_of_the_kind_is_refused(reader: str, place: str, tmp_pat
 def test_idx_sizes_beyond_the_file_take_no_memory(count: int, packed: Any, tmp_path: Path) -> None:
     head = bytes((0, 0, 8, 3)) + np.array([count, 28, 28], ">u4").tobytes()
     (tmp_path / "x").write_bytes(packed(head + bytes(100)))
-    line = refused(lambda: peak(lambda: idx.read(tmp_path / "x", 3), 1 << 20))
+    line = refused(lambda: peak(lambda: mnist.read_idx(tmp_path / "x", 3), 1 << 20))
     assert ("its header says" if packed is bytes else f"unpacks to {16 + 784 * count} bytes from") in line
 
 
 def test_packed_files_unpack_to_a_bounded_multiple(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "SMALL", 50_000)
     (tmp_path / "x").write_bytes(gzip.compress(idx_bytes(np.zeros(100_000))))
-    assert "x unpacks to 100008 bytes from" in refused(idx.read, tmp_path / "x", 1)
+    assert "x unpacks to 100008 bytes from" in refused(mnist.read_idx, tmp_path / "x", 1)
     (tmp_path / "y").write_bytes(bz2.compress(b"1\n" * 1000))
-    assert "y unpacks to 50176 bytes from" in refused(text.read_libsvm, tmp_path / "y", 256)
+    assert "y unpacks to 50176 bytes from" in refused(usps.read_libsvm, tmp_path / "y", 256)
     with h5py.File(tmp_path / "z", "w") as file:
         file.create_dataset("x", data=np.zeros(100_000, np.uint8), chunks=(100_000,), compression="gzip")
     assert "z: x unpacks to 100000 bytes from" in refused(opened, tmp_path / "z", "x")
@@ -323,12 +325,12 @@ def of_tweets(folder: Path) -> int:
 
 
 MEMORY: dict[str, tuple[Callable[[Path], int], Callable[[Path], Any]]] = {
-    "idx": (lambda folder: of_images(folder, bytes), lambda folder: idx.read(folder / "x", 3)),
-    "idx.gz": (lambda folder: of_images(folder, gzip.compress), lambda folder: idx.read(folder / "x", 3)),
+    "idx": (lambda folder: of_images(folder, bytes), lambda folder: mnist.read_idx(folder / "x", 3)),
+    "idx.gz": (lambda folder: of_images(folder, gzip.compress), lambda folder: mnist.read_idx(folder / "x", 3)),
     "cifar": (of_records, lambda folder: Cifar100().load(0, folder)),
-    "leaf": (of_users, lambda folder: leaf.read(folder, 784, 62)),
-    "libsvm": (of_lines, lambda folder: text.read_libsvm(folder / "x", 256)),
-    "glove": (of_vectors, lambda folder: text.read_glove(folder / "x", {f"w{number}" for number in range(500)})),
+    "leaf": (of_users, lambda folder: femnist.read_leaf(folder, 784, 62)),
+    "libsvm": (of_lines, lambda folder: usps.read_libsvm(folder / "x", 256)),
+    "glove": (of_vectors, lambda folder: sent140.read_glove(folder / "x", {f"w{number}" for number in range(500)})),
     "speeds": (of_speeds, lambda folder: Table(file=str(folder / "x.csv")).columns),
     "hdf5": (of_clients, lambda folder: MINE.federate(1, 0, folder).client(0)),
     "sent140": (of_tweets, lambda folder: Sent140().check(50, folder)),

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from hpcfl.base.errors import UsageError
-from hpcfl.data import partition, source_class, sources
+from hpcfl.data import mnist, partition, source_class, sources
 from hpcfl.data.bundled import Digits
-from hpcfl.data.formats import idx
 from hpcfl.data.hdf5 import Hdf5
 from hpcfl.data.mnist import Mnist
 
@@ -324,7 +323,7 @@ def test_the_section_refuses_wrong_values(keys):
 
 def test_sources_are_the_files_that_define_one():
     assert {"digits", "hdf5", "mnist"} <= set(sources())
-    assert not {"base", "idx", "partition", "pooled"} & set(sources())
+    assert not {"base", "formats", "partition", "pooled"} & set(sources())
     assert source_class("mnist") is Mnist
 
 
@@ -397,14 +396,14 @@ def test_sound_files_are_read(folder):
 def test_an_unpacked_file_that_kept_its_name_is_read(tmp_path):
     path = tmp_path / "labels.gz"
     path.write_bytes(idx_bytes(LABELS))
-    assert np.array_equal(idx.read(path, 1), LABELS)
+    assert np.array_equal(mnist.read_idx(path, 1), LABELS)
 
 
 def test_a_gzip_file_of_two_members_is_read(tmp_path):
     content = idx_bytes(LABELS)
     path = tmp_path / "labels.gz"
     path.write_bytes(gzip.compress(content[:30]) + gzip.compress(content[30:]))
-    assert np.array_equal(idx.read(path, 1), LABELS)
+    assert np.array_equal(mnist.read_idx(path, 1), LABELS)
 
 
 @pytest.mark.parametrize("name", ["train-images-idx3-ubyte", "t10k-labels-idx1-ubyte"])

@@ -60,7 +60,7 @@ def at(number: int, act: Callable[[], None]) -> Callable[[], None]:
 
 def inside_row(reach: Callable[[], None], set_attribute: Callable[[Any, str, Any], None]) -> None:
     """Call `reach` in each row once half of its bytes are written."""
-    from hpcfl.store.segment import Segment
+    from hpcfl.store.growing_file import Segment
 
     record = Segment._record
 

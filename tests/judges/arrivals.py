@@ -181,11 +181,6 @@ def delays(noise: float, accuracy: float) -> int:
     return next(R for R in count(1) if R * accuracy >= noise)
 
 
-def step_size(R: int, smooth: float, noise: float, accuracy: float) -> float:
-    """Its γ: the largest with ``2 γ R L ≤ 1`` and ``4 γ L σ² ≤ ε``."""
-    return 1 / max(2 * R * smooth, 4 * smooth * noise / accuracy)
-
-
 def optimal_time(seconds: Sequence[float], smooth: float, gap: float, noise: float, accuracy: float) -> float:
     """The least of all sets of m workers, each with ``LΔ/ε + σ²LΔ/(mε²)`` gradients of their mean pace (harmonic)."""
     teams = [team for m in range(1, 1 + len(seconds)) for team in combinations(seconds, m)]

@@ -38,7 +38,6 @@ METHODS = (
     "hpcfl.algorithms.last_step",
     "hpcfl.algorithms.salf",
     "hpcfl.algorithms.weighting",
-    "hpcfl.algorithms.corrected",
     "hpcfl.algorithms.server_optimizer",
     "hpcfl.learning.optim",
     "hpcfl.schedule.doubling",
@@ -51,7 +50,6 @@ METHODS = (
     "hpcfl.algorithms.flic.algorithm",
     "hpcfl.algorithms.flic.anchors",
     "hpcfl.algorithms.flic.barycenters",
-    "hpcfl.algorithms.flic.objective",
     "hpcfl.algorithms.flic.phases",
     "hpcfl.algorithms.fedlrgd.algorithm",
     "hpcfl.algorithms.fedlrgd.low_rank",
@@ -69,8 +67,8 @@ MEMORY = "it says how much is held at a time, which no result depends on (tests/
 EQUAL = {
     "algorithms.fednova": {"(1 - rho)) * (1 - rho)": CANCELS, "(1 - rho)) / (1 + rho)": CANCELS},
     "algorithms.local_sgd": {"self.evaluation != 'new-client'": TESTED, "self.newcomer != 'initial'": TESTED},
-    "algorithms.weighting": {"self.correct != 'known'": WARNING, "arrival != 0": WARNING},
-    "algorithms.corrected": {
+    "algorithms.weighting": {
+        **{"self.correct != 'known'": WARNING, "arrival != 0": WARNING},
         **{"share = _weight(self, task, [client]) * over": RESUMED, "mean[name] - share": RESUMED},
         **{"share / value": RESUMED, "0.0 / value": RESUMED},
         "learning_rate(round) * method": "what is remembered may have any unit",

@@ -7,11 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import arrival_times
 import numpy as np
 import pytest
 from torch import Tensor
 
-from hpcfl.algorithms import ringmaster
 from judges import arrivals, world
 from judges.arrivals import Visit, hinge, local, played, polynomial, timetable, trace
 from judges.server import FedOpt, Momentum, move
@@ -167,14 +167,10 @@ def test_ringmaster(tmp_path: Path, R: int, stop: bool) -> None:
 
 @pytest.mark.parametrize("noise", [0.0, 0.3, 4.0, 4.1, 90.0])
 def test_theory(noise: float) -> None:
-    """More or fewer workers are worth their seconds; γ is by the delay or by the noise."""
+    """More or fewer workers are worth their seconds."""
     L, gap, accuracy, paces = 2.5, 3.0, 0.5, [0.4, 1.7, 0.9, 3.5, 90.0]
-    R = ringmaster.threshold(noise, accuracy)
-    assert arrivals.delays(noise, accuracy) == R
-    for most in (R, 2 * R):
-        step = ringmaster.step_size(most, L, noise, accuracy)
-        assert step == pytest.approx(arrivals.step_size(most, L, noise, accuracy), rel=world.TOLERANCE)
-    law = ringmaster.optimal_time(paces, L, gap, noise, accuracy)
+    assert arrivals.delays(noise, accuracy) == arrival_times.threshold(noise, accuracy)
+    law = arrival_times.optimal_time(paces, L, gap, noise, accuracy)
     assert law == pytest.approx(arrivals.optimal_time(paces, L, gap, noise, accuracy), rel=world.TOLERANCE)
 
 

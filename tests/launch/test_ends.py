@@ -143,7 +143,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch, number: int) -> dict[str, Callable
         status.write_status(folder, state, *more, **others)
 
     return {
-        "rows": lambda: monkeypatch.setattr("hpcfl.store.segment.os.pwrite", refuse),
+        "rows": lambda: monkeypatch.setattr("hpcfl.store.growing_file.os.pwrite", refuse),
         "status": lambda: monkeypatch.setattr(launched.store, "write_status", end),
         "checkpoints": lambda: monkeypatch.setattr("hpcfl.engine.checkpointing.store.write_server", refuse),
     }

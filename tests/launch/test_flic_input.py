@@ -11,7 +11,6 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-import torch
 from test_bad_input import SEVERAL
 
 from helpers.launcher import alone
@@ -21,8 +20,6 @@ from hpcfl.commands.cli import main
 from hpcfl.commands.show import summary
 from hpcfl.config import from_table
 from hpcfl.data.hdf5 import Hdf5
-from hpcfl.math.barycenter import barycenter
-from hpcfl.math.gaussian import w2_squared
 from hpcfl.testing.runs import cut_back, play, toml
 
 WIDTHS = (3, 5, 4)
@@ -268,27 +265,6 @@ def test_a_client_that_has_changed_since_is_refused(name: str, value: Any, words
     assert data.client(2).train_features.shape[0] == 6
     with pytest.raises(UsageError, match=f"own.h5: {words}.*; expected a file that stays as it is$"):
         data.client(1)
-
-
-# ---- covariances that are none
-
-
-def test_what_is_no_covariance_is_refused_by_name() -> None:
-    eye, none = torch.eye(2), torch.diag(torch.tensor([2.0, -0.5]))
-    zero, words = torch.zeros(2), "with no eigenvalue below 0, got a smallest of -0.5 beside a largest of 2 "
-    tolerance = r"\(rounding explains 1e-06 of that\)"
-    for covs, name in (((none, eye), "cov_a"), ((eye, none), "cov_b")):
-        with pytest.raises(UsageError, match=f"^{name}: expected a covariance, {words}{tolerance}"):
-            w2_squared(zero, covs[0], zero, covs[1])
-    with pytest.raises(UsageError, match=rf"^covs\[2\]: expected a covariance, {words}"):
-        barycenter(torch.zeros(4, 2), torch.stack([eye, eye, none, eye]), torch.ones(4))
-    with pytest.raises(UsageError, match=rf"^covs\[1, 2\]: expected a covariance, {words}"):
-        barycenter(torch.zeros(2, 3, 2), torch.stack([eye] * 5 + [none]).reshape(2, 3, 2, 2), torch.ones(2))
-
-
-def test_rounding_is_no_reason_to_refuse() -> None:
-    off = torch.diag(torch.tensor([1.0, -1e-7]))
-    assert float(w2_squared(torch.zeros(2), off, torch.zeros(2), torch.eye(2))) == pytest.approx(1.0, abs=1e-6)
 
 
 def test_anchors_follow_labels_that_are_real_numbers() -> None:

@@ -25,7 +25,8 @@ from hpcfl.base.config import sections
 from hpcfl.base.errors import UserError
 from hpcfl.config import Config
 from hpcfl.config.presets import PICKED, read
-from hpcfl.data.formats import hdf5_file, idx, leaf, text
+from hpcfl.data import femnist, mnist, sent140
+from hpcfl.data.formats import hdf5_file
 from hpcfl.schedule.speeds.table import Table
 
 SECONDS = float(os.environ.get("HPCFL_FUZZ", 0))
@@ -195,10 +196,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 USERS = b'{"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": ['
 FORMATS: dict[str, tuple[str, bytes, Callable[[Path], Any]]] = {
-    "idx": ("x", b"\0\0\x08\x01\0\0\0\x05", lambda path: idx.read(path, 1)),
-    "idx.gz": ("x", b"\x1f\x8b\x08\0\0\0\0\0\0\xff", lambda path: idx.read(path, 1)),
-    "leaf": ("x.json", USERS, lambda path: leaf.read(path.parent, 2, 62)),
-    "glove": ("x", b"good 1.0 2.0\n", lambda path: text.read_glove(path, {"good"})),
+    "idx": ("x", b"\0\0\x08\x01\0\0\0\x05", lambda path: mnist.read_idx(path, 1)),
+    "idx.gz": ("x", b"\x1f\x8b\x08\0\0\0\0\0\0\xff", lambda path: mnist.read_idx(path, 1)),
+    "leaf": ("x.json", USERS, lambda path: femnist.read_leaf(path.parent, 2, 62)),
+    "glove": ("x", b"good 1.0 2.0\n", lambda path: sent140.read_glove(path, {"good"})),
     "speeds": ("x.csv", b"client,seconds\n", lambda path: Table(file=str(path)).values),
     "hdf5": ("x.h5", b"", hdf5_file.survey),
 }

@@ -224,7 +224,7 @@ def test_events(tmp_path):
 
 
 def test_a_full_log_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("hpcfl.store.segment.EVENTS", 3)
+    monkeypatch.setattr("hpcfl.store.growing_file.EVENTS", 3)
     run_dir, recorder = new_run(tmp_path)
     for n in range(5):
         recorder.event(n, "late", n, "")

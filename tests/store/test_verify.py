@@ -73,7 +73,7 @@ def made(folder: Path, kind: str) -> Path:
 
 @pytest.fixture(autouse=True)
 def told(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    monkeypatch.setattr("hpcfl.store.segment.EVENTS", 30)  # small files
+    monkeypatch.setattr("hpcfl.store.growing_file.EVENTS", 30)  # small files
     lines: set[str] = set()
     monkeypatch.setattr(reading, "_told", lines)
     return lines

@@ -15,8 +15,7 @@ from hpcfl.base.errors import Diverged
 from hpcfl.commands.show import summary
 from hpcfl.data.bundled import loaded
 from hpcfl.sums.guard import NO_GROUP, NOT_FINITE, TOO_LARGE, Guard, Norms, RunGuard, Sieve
-from hpcfl.sums.layers import Layers
-from hpcfl.sums.message import Block
+from hpcfl.sums.message import Block, Layers
 from hpcfl.testing.runs import play
 
 pytestmark = pytest.mark.filterwarnings("ignore:Mean of empty slice")

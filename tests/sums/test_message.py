@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcfl.sums.exact import add_to_bins
+from hpcfl.sums.exact import BinnedSum
 from hpcfl.sums.message import FIXED_FROM, Block, ExactSums, moved
 
 WIDTH = 3
@@ -119,7 +119,7 @@ def test_plain_sums_would_depend_on_the_order():
 @given(st.floats(-1e9, 1e9), st.sampled_from([2, 3]))
 def test_a_split_adds_up_and_lies_on_the_grids(value, bins):
     parts = np.zeros((bins, 1))
-    add_to_bins(np.array([value]), parts)
+    BinnedSum(parts).add(np.array([value]), slice(0, 1))
     for part, grid in zip(parts, GRIDS):
         assert part[0] * grid == round(part[0] * grid)
     assert abs(math.fsum([*parts.flatten().tolist(), -value])) <= 0.5 / GRIDS[bins - 1]

@@ -7,7 +7,7 @@ import gc
 import pytest
 import torch
 
-from hpcfl.sums.pool import ALIGNED, CHUNK_BYTES, LARGE_BYTES, BufferPool, Spare
+from hpcfl.sums.packing import ALIGNED, CHUNK_BYTES, LARGE_BYTES, BufferPool, Spare
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -17,21 +17,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from hpcfl.algorithms.base import (
-    Algorithm,
-    Batch,
-    Client,
-    Extras,
-    Header,
-    Model,
-    Participation,
-    ServerState,
-    Task,
-    Visits,
-)
-from hpcfl.algorithms.fedlrgd import smoothness
+from hpcfl.algorithms.base import Algorithm, Client, Extras, Header, Model, Participation, ServerState, Task, Visits
 from hpcfl.algorithms.fedlrgd.low_rank import COPIES, Bound, Surrogates, conditioning, flat, shaped, solved
-from hpcfl.algorithms.fedlrgd.smoothness import kinks, missing_classes, server_samples
+from hpcfl.algorithms.fedlrgd.smoothness import check_still, check_unit_cube, kinks, missing_classes, server_samples
 from hpcfl.base.device_copy import on_device
 from hpcfl.base.errors import UsageError, refusal
 from hpcfl.base.lazy import Tensor, torch
@@ -41,6 +29,7 @@ from hpcfl.sums.message import Block, Layout, Sums
 
 POINTS, INVERSE, SUMS = "points", "inverse", "sums"  # ϑ [r, p]; (G^(i))⁻ᵀ [p, r, r]; of a visit [r, p]
 MEGABYTE = 2**20
+WHO = "algorithm.name = 'fedlrgd'"
 
 
 class FedLrgd(Algorithm):
@@ -118,7 +107,7 @@ class FedLrgd(Algorithm):
 
     def _check_task(self, task: Task) -> None:
         """Refuse a loss that draws something, more than memory may hold, and what the theory does not cover."""
-        smoothness.check_still(task, "algorithm.name = 'fedlrgd'")
+        check_still(task, WHO)
         p, bound = task.parameter_count, self.memory * MEGABYTE // 8
         client = self.solve_at == "client"
         fits = int((bound / p / 2) ** 0.5) if client else bound // p
@@ -131,8 +120,10 @@ class FedLrgd(Algorithm):
                 f"algorithm.rank = {self.rank}, {needed / MEGABYTE:.3g} MB; did you mean {nearest}?"
             )
         if self.theory:
-            smoothness.check_smooth(task, "algorithm.theory = true")
-            smoothness.check_unit_cube(task, _held(task), "algorithm.theory = true")
+            who = "algorithm.theory = true"
+            if kinds := kinks(task):
+                raise UsageError(f"{who} needs a loss that is smooth in the data, but there is {kinds[0]}")
+            check_unit_cube(task, server_samples(task, WHO), who)
 
     def invites(self, round: int) -> bool:
         return round == (self.solve_at == "client")
@@ -258,7 +249,7 @@ class FedLrgd(Algorithm):
     def _surrogates(self, task: Task) -> Surrogates:
         shared = 1 + (self.solve_at == "client")  # inverses are held whole then
         bound = Bound.of(self.memory * MEGABYTE // shared, task.parameter_count, self.rank, task.dtype.itemsize)
-        return Surrogates(self._reweighted(task), _held(task), self.rank, bound)
+        return Surrogates(self._reweighted(task), server_samples(task, WHO), self.rank, bound)
 
     def _cut(self, task: Task) -> tuple[float, float]:
         """Return the threshold of singular values, relative to the largest, and the damping."""
@@ -288,8 +279,3 @@ class FedLrgd(Algorithm):
         if state.extras["halted"]:
             warnings["halted"] = "the inexact gradient grew or led too far: the descent went back to where it was least"
         return warnings
-
-
-def _held(task: Task) -> Batch:
-    """Return the server's samples."""
-    return server_samples(task, "algorithm.name = 'fedlrgd'")

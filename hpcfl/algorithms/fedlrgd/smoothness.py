@@ -38,12 +38,6 @@ def check_still(task: Task, who: str) -> None:
         raise UsageError(f"{who} needs a loss that draws nothing, but there is {what}")
 
 
-def check_smooth(task: Task, who: str) -> None:
-    """Raise UsageError where a module is not smooth."""
-    if kinds := kinks(task):
-        raise UsageError(f"{who} needs a loss that is smooth in the data, but there is {kinds[0]}")
-
-
 def check_unit_cube(task: Task, samples: Batch, who: str) -> None:
     """Raise UsageError where features of a client's training samples, or of the server's, are outside [0, 1]^d."""
     clients = range(task.federation.clients)

@@ -22,8 +22,7 @@ from hpcfl.algorithms.base import Block, Client, Extras, IteratedReduction, Layo
 from hpcfl.algorithms.flic.anchors import Anchors, TargetAnchors, changes, held
 from hpcfl.algorithms.flic.barycenters import Barycenters
 from hpcfl.algorithms.flic.config import FACTORS, MEANS, FlicKeys
-from hpcfl.algorithms.flic.objective import OWN, Parts, Terms
-from hpcfl.algorithms.flic.phases import REALIGNING, REALIGNING_AGAIN, Learner, first_memory
+from hpcfl.algorithms.flic.phases import OWN, REALIGNING, REALIGNING_AGAIN, Learner, Parts, Terms, first_memory
 from hpcfl.base.device_copy import on_device
 from hpcfl.base.lazy import torch
 from hpcfl.base.rng import keyed

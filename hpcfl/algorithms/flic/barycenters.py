@@ -13,8 +13,7 @@ from functools import cache
 from hpcfl.algorithms.base import Block, IteratedReduction, Message, State, Sums
 from hpcfl.algorithms.flic.config import FACTORS
 from hpcfl.base.lazy import Tensor, torch
-from hpcfl.math.barycenter import barycenter_term, fixed_point, relative_change, sqrtm_and_inverse
-from hpcfl.math.psd import per_matrix, sqrtm, symmetric
+from hpcfl.math.barycenter import barycenter_term, covariance, fixed_point, relative_change, sqrtm_and_inverse
 
 ROOT, SINCE, COUNTED = "root", "change", "counted"
 """S^½ and its last change, in a query; the weights of all that counted, in a response."""
@@ -38,7 +37,7 @@ class Barycenters(IteratedReduction):
         changed the anchor: only then its factor means anything.
         """
         factors = shared[FACTORS].cpu()
-        served = _covariance(factors)
+        served = covariance(factors)
         since = torch.full((len(factors),), max(1.0, 2 * self.tolerance), dtype=torch.float64)
         query = {FACTORS: factors, SINCE: since, ROOT: torch.zeros(0, dtype=torch.float64)}
         first = yield query
@@ -60,7 +59,7 @@ class Barycenters(IteratedReduction):
             now[going] = fixed_point(inverses[going], _mean(sums, counted, changed, rest)[going])
             since, taken = relative_change(before, now), taken + going
         if going.any():
-            roots[going] = sqrtm(now[going])
+            roots[going], _ = sqrtm_and_inverse(now[going])
         return {"factors": roots, "iterations": taken, "changed": changed > 0}
 
     def response(self, query: State, message: Message) -> Message:
@@ -75,7 +74,7 @@ class Barycenters(IteratedReduction):
             lower = _lower(len(factor))
             triangles = value.new_zeros(rows, lower.shape[1], dtype=torch.float64)
             for row in torch.nonzero(moved).flatten().tolist():
-                cov = _covariance(factor + value[row])
+                cov = covariance(factor + value[row])
                 triangles[row] = (barycenter_term(roots[number], cov) if len(roots) else cov)[lower[0], lower[1]]
             terms[sent(number)] = triangles, weight * moved
         ones = torch.ones(rows, dtype=torch.float64)
@@ -86,10 +85,6 @@ class Barycenters(IteratedReduction):
 def sent(number: int) -> str:
     """Return the name of the block of an anchor's factor."""
     return f"{FACTORS}.{number}"
-
-
-def _covariance(factor: Tensor) -> Tensor:
-    return per_matrix(lambda one: (symmetric(one @ one.mT),), factor)[0]
 
 
 def _mean(sums: Sums, counted: Tensor, changed: Tensor, rest: Tensor) -> Tensor:

@@ -153,10 +153,8 @@ class FlicKeys(Algorithm):
         if header.targets:
             self._refuse(OF_CLASSES, "labels that are classes")
         if self.meta and (len(self.meta) != header.classes or set(self.meta) != set(range(max(self.meta) + 1))):
-            raise UsageError(
-                f"algorithm.meta: expected {header.classes} numbers (one per class) from 0 on without gaps, "
-                f"got {list(self.meta)}"
-            )
+            wanted = f"{header.classes} numbers (one per class) from 0 on without gaps"
+            raise refusal("algorithm.meta", wanted, list(self.meta))
         if not getattr(model, "hidden", ()) and self.inside == "fedrep":
             self._refuse(("shared_from", "shared_epoch"), "layers in model.hidden")
         if getattr(model, "embedding", "") == "identity":

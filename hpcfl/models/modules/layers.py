@@ -152,34 +152,19 @@ def _names(stage: str, modules: Sequence[nn.Module]) -> list[dict[str, str]]:
 
 def _with_parameters(module: nn.Module, params: dict[str, Tensor], x: Tensor) -> Tensor:
     """Run a module with one set of parameters per client."""
-    if isinstance(module, nn.Conv2d) and x.device.type == "cpu" and x.shape[-2:].numel() > SMALL_IMAGE:
-        return _convolved(module, params, x)
-    if len(x) == 1:
-        return _alone(module, params, x)
+    large = isinstance(module, nn.Conv2d) and x.device.type == "cpu" and x.shape[-2:].numel() > SMALL_IMAGE
+    if large:  # channels next to each other in memory: what follows pools an image with all its channels at once
+        x = x.movedim(2, 4).contiguous().movedim(4, 2)
+    if len(x) == 1:  # no batching rules in between; squeezed, not indexed: the gradient of an index is a second copy
+        return _call(module, {key: value.squeeze(0) for key, value in params.items()}, x.squeeze(0)).unsqueeze(0)
+    if large:  # client by client: vmap would make a grouped convolution of it, which a CPU computes more slowly
+        clients = zip(x.unbind(), *(value.unbind() for value in params.values()))
+        outputs = [_call(module, dict(zip(params, state)), rows) for rows, *state in clients]
+        return torch.stack([rows.movedim(1, 3) for rows in outputs]).movedim(4, 2)
     if isinstance(module, nn.Linear) and "bias" in params and x.dim() == 3:
         # weight times x, so that the weight's gradient comes in the weight's own memory order
         return torch.baddbmm(params["bias"].unsqueeze(2), params["weight"], x.transpose(1, 2)).transpose(1, 2)
     return vmap(lambda state, rows: _call(module, state, rows))(params, x)
-
-
-def _convolved(module: nn.Conv2d, params: dict[str, Tensor], x: Tensor) -> Tensor:
-    """Run a convolution client by client, each image's channels next to each other in memory.
-
-    vmap would make a grouped convolution of it, which a CPU computes more slowly unless images are small; and what
-    follows pools an image with all its channels at once.
-    """
-    x = x.movedim(2, 4).contiguous().movedim(4, 2)
-    if len(x) == 1:
-        return _alone(module, params, x)
-    clients = zip(x.unbind(), *(value.unbind() for value in params.values()))
-    outputs = [_call(module, dict(zip(params, state)), rows) for rows, *state in clients]
-    return torch.stack([rows.movedim(1, 3) for rows in outputs]).movedim(4, 2)
-
-
-def _alone(module: nn.Module, params: dict[str, Tensor], x: Tensor) -> Tensor:
-    """Run a module of one client: the plain loop, no batching rules in between."""
-    # squeezed, not indexed: the gradient of an index is a second copy
-    return _call(module, {key: value.squeeze(0) for key, value in params.items()}, x.squeeze(0)).unsqueeze(0)
 
 
 def _call(module: nn.Module, params: dict[str, Tensor], x: Tensor) -> Tensor:

@@ -203,15 +203,10 @@ def _layers(module: nn.Module, x: Tensor, where: str) -> tuple[tuple[str, ...], 
         raise UsageError(
             f"{where}: {listed(idle)}: the outputs do not depend on it; expected that they do, or requires_grad = False"
         )
-    times: dict[str, int] = {}
-    for time, name in enumerate(ready):
-        owner = name.rpartition(".")[0]
-        times[follows.get(owner, owner)] = time
-    groups: dict[str, list[str]] = {owner: [] for owner in sorted(times, key=lambda owner: -times[owner])}
-    for name in learning:
-        owner = name.rpartition(".")[0]
-        groups[follows.get(owner, owner)].append(name)
-    return tuple(map(tuple, groups.values()))
+    owners = {name: name.rpartition(".")[0] for name in learning}
+    owners = {name: follows.get(owner, owner) for name, owner in owners.items()}
+    last = {owners[name]: time for time, name in enumerate(ready)}  # when the last of an owner's gradients is ready
+    return tuple(tuple(n for n in learning if owners[n] == owner) for owner in sorted(last, key=lambda o: -last[o]))
 
 
 def _ready(module: nn.Module, x: Tensor, names: Collection[str]) -> tuple[list[str], dict[str, str]]:
