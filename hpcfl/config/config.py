@@ -6,7 +6,6 @@ Nothing here imports torch: a config is judged before anything heavy starts.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -30,6 +29,7 @@ from hpcfl.base.digests import check_unchanged, origin
 from hpcfl.base.errors import UsageError, no_meaning, refusal, toml
 from hpcfl.base.loaded import renew
 from hpcfl.base.rng import key_as_seed
+from hpcfl.base.terminal import say
 from hpcfl.config import presets
 from hpcfl.config.presets import PICKED, Settings, Table
 from hpcfl.data import Federation, Header, Source
@@ -436,7 +436,7 @@ def load(
         raise UsageError(f"{source}{error}") from error
     if dropped and tell:
         name = f"{what}: " if isinstance(what, str | Path) else ""
-        print(f"hpcfl: {name}dropped {'; '.join(dropped)}", file=sys.stderr, flush=True)
+        say(f"{name}dropped {'; '.join(dropped)}")
     return loaded
 
 

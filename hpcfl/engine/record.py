@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -15,6 +14,7 @@ import numpy as np
 
 from hpcfl import store
 from hpcfl.base.errors import listed
+from hpcfl.base.terminal import say
 from hpcfl.base.types import Floats, Ints
 from hpcfl.engine.profile import Phases
 from hpcfl.engine.recorded_columns import columns
@@ -321,7 +321,7 @@ class Recorder:
             oldest, newest = min(rounds.values()), max(rounds.values())
             late = f"no personal state in time from client{'s' * (len(rounds) > 1)} {listed(sorted(rounds))}"
             of = f"round {oldest}" if oldest == newest else f"rounds {oldest} to {newest}"
-            print(f"hpcfl: checkpoint after round {done}: {late}; kept is that of {of}", file=sys.stderr, flush=True)
+            say(f"checkpoint after round {done}: {late}; kept is that of {of}")
 
     def close(self) -> None:
         self.segment.close()
