@@ -16,8 +16,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpcfl import store
+from hpcfl.base.errors import RunError, listed
 from hpcfl.base.lazy import torch
+from hpcfl.base.terminal import say
+from hpcfl.base.types import State
 from hpcfl.mpi.transport import Saved, arrays, as_chunk
+from hpcfl.mpi.waiting import names
+from hpcfl.schedule.doubling import Stage
+from hpcfl.schedule.planner import Flights
+from hpcfl.store.atomic import PREFIX
+from hpcfl.store.inside import one_line
+from hpcfl.sums.guard import Norms, Watch
 
 if TYPE_CHECKING:
     from hpcfl.engine.job import Job, Progress
@@ -209,3 +218,60 @@ def restored(likes: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, An
         else type(like)(saved[name])
         for name, like in likes.items()
     }
+
+
+def mark_of(folder: Path, token: str) -> Path:
+    """Return a file that rank 0 makes for the others to see; the first segment sweeps it away."""
+    return folder / "checkpoints" / f"{PREFIX}{token}-seen"
+
+
+def see_one_folder(folder: Path, token: str, comm: Any) -> bool:
+    """Return whether all ranks see the run folder that rank 0 has opened; where one does not, that is said once."""
+    if comm is None:
+        return True
+    seen = names(comm, str(mark_of(folder, token).exists()))
+    blind = [f"rank {rank}" for rank, word in enumerate(seen) if word != str(True)]
+    if blind and comm.Get_rank() == 0:
+        say(f"{listed(blind)} cannot see '{folder}': personal state is sent to rank 0 for checkpoints")
+    return not blind
+
+
+def begin(job: Job, rank: int, checkpoint: Path | None) -> Progress:
+    """Return where a rank begins: before round 0, or after the checkpoint; each rank reads the clients it hosts."""
+    now = job.begin(rank)
+    if checkpoint is not None:
+        try:
+            _take_up(now, checkpoint, job, rank)
+        except (ValueError, TypeError, LookupError, RuntimeError) as error:
+            what = f"{type(error).__name__}: {one_line(error)}"
+            raise RunError(f"checkpoint {checkpoint} does not fit the run: {what}") from error
+    return now
+
+
+def _take_up(now: Progress, path: Path, job: Job, rank: int) -> None:
+    """Set a rank to where a checkpoint was written."""
+    now.saved = path
+    saved = store.load(path, personal=False)
+    now.round, now.stage = saved.round, Stage.of(saved.clock)
+    now.clock = {name: saved.clock[name] for name in now.clock}
+    now.norms, now.watch = Norms.restored(saved.memory), Watch.restored(saved.memory)
+    now.flights = Flights.restored(saved.memory, job.config.clients)
+    store.check_shared(saved.shared, now.shared)
+    hosted = [client for chunk in job.hosted(rank) for client in chunk.clients.tolist()]
+    store.check_personal(path, hosted, job.like, job.task.federation.shapes)
+    now.served = {version: restored(now.shared, state) for version, state in saved.served.items()}
+    now.shared, now.extras = restored(now.shared, saved.shared), restored(now.extras, saved.extras)
+    for chunk in job.hosted(rank):
+        state = now.personal[chunk.number]
+        held = store.load_personal(path, chunk.clients.tolist()) if state else {}
+        for name in state:
+            for row, client in enumerate(chunk.clients.tolist()):
+                state[name][row] = torch.from_numpy(held[client][name])
+    if saved.stale and rank == 0:
+
+        def everyone() -> Iterator[tuple[int, State]]:
+            for chunk in job.chunks:
+                held = store.load_personal(path, chunk.clients.tolist())
+                yield from ((client, restored(job.like(client), state)) for client, state in held.items())
+
+        now.extras = job.algorithm.recalled(job.task, now.extras, everyone)

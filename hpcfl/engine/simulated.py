@@ -20,7 +20,7 @@ from hpcfl.engine.uneven import drained as drained
 from hpcfl.engine.uneven import evenly
 from hpcfl.learning import batchnorm
 from hpcfl.mpi.placement import Chunk
-from hpcfl.mpi.transport import Alone, Personal, Saved, Transport, arrays
+from hpcfl.mpi.transport import Personal, Saved, Transport, arrays
 from hpcfl.schedule.plan import Plan
 from hpcfl.sums.message import ExactSums
 
@@ -63,7 +63,7 @@ class Simulated(Rounds):
             self.job.task.release_data()
             return True
         record.events.append(released(self.transport.size - 1))
-        self.alone, self.transport = True, Alone(self.transport.size)
+        self.alone, self.transport = True, Transport(self.transport.size)
         now.personal, self.mine = taken, self.job.chunks
         return False
 
