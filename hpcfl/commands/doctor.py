@@ -268,7 +268,7 @@ def _span(numbers: Sequence[int]) -> str:
 
 
 def _rank(comm: Any) -> Rank:
-    own, seen = chosen("auto", "device", world.local(comm)[0]), processors()
+    own, seen = chosen("auto", "device", world.local(comm)), processors()
     return Rank(
         socket.gethostname(),
         own,

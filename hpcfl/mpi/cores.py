@@ -101,17 +101,10 @@ def _groups(root: Path) -> Iterator[Path]:
         else:
             continue
         if path is not None:
-            yield from _upwards(root / fields[4].lstrip("/"), fields[3], path)
-
-
-def _upwards(mount: Path, top: str, path: str) -> Iterator[Path]:
-    """Yield the folders of a group and of those around it, as far as what is mounted, which begins at group `top`."""
-    inside = Path(path).is_relative_to(top) and ".." not in Path(path).parts
-    group = mount / Path(path).relative_to(top) if inside else mount
-    yield group
-    while group != mount:
-        group = group.parent
-        yield group
+            mount, top = root / fields[4].lstrip("/"), fields[3]  # what is mounted begins at the group `top`
+            inside = Path(path).is_relative_to(top) and ".." not in Path(path).parts
+            group = mount / Path(path).relative_to(top) if inside else mount
+            yield from (each for each in (group, *group.parents) if each.is_relative_to(mount))
 
 
 def shares(visible: Sequence[Processors]) -> list[float]:

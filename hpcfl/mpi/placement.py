@@ -153,7 +153,8 @@ def lane_topologies(width: int | str, hosts: Sequence[str], chunks: Sequence[Chu
 
 def topology(ranks: Sequence[int], chunks: Sequence[Chunk]) -> Topology:
     """Return a lane of these ranks, with the clients that each of them hosts."""
-    return Topology(tuple(ranks), tuple(_hosted(rank, chunks) for rank in ranks))
+    hosted = (tuple(tuple(chunk.clients.tolist()) for chunk in chunks if chunk.rank == rank) for rank in ranks)
+    return Topology(tuple(ranks), tuple(hosted))
 
 
 @dataclass(frozen=True)
@@ -289,10 +290,6 @@ def lane_ranks(width: int | str, hosts: Sequence[str]) -> list[tuple[int, ...]]:
         step = len(ranks) if width == "all" else int(width)
         rows = [list(ranks[start : start + step]) for start in range(0, len(ranks), step)]
     return [tuple(row) for row in rows if row]
-
-
-def _hosted(rank: int, chunks: Sequence[Chunk]) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(chunk.clients.tolist()) for chunk in chunks if chunk.rank == rank)
 
 
 def check_width(width: int | str, ranks: int, leaders: int | str = "node") -> None:

@@ -217,13 +217,9 @@ class Trace(Speed):
         served = np.concatenate([version[begun][places], np.full(len(others), -1)])
         by_id = np.argsort(whom := np.concatenate([waiting, others]))
         factors = staleness.factors(round - now["version"]) * rules.evened(cohort)
-        visits = Arrivals(now["version"], now["number"], now["seconds"], factors, whom[by_id], served[by_id])
         return Plan.of_arrivals(
-            round,
-            tape.layers,
-            visits,
-            *(cohort, now["visit_seconds"], depth),
-            duration=float(tape.duration[round]),
+            *(tape.layers, round, cohort, now["visit_seconds"], depth, float(tape.duration[round])),
+            arrivals=Arrivals(now["version"], now["number"], now["seconds"], factors, whom[by_id], served[by_id]),
             closes_after=float(tape.closes_after[round]),
             steps=steps if by_steps else None,
         )
