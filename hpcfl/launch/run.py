@@ -213,11 +213,8 @@ def _prepared(
 def _share(comm: Any, hosts: list[str]) -> float:
     """How many cores' worth of its host this rank has; `hosts` [ranks] are those of all ranks."""
     own = processors()
-    if comm is None:
-        return shares([own])[0]
-    rank, texts = comm.Get_rank(), told(comm, json.dumps([list(own.cores), dict(own.quotas)]))
-    here = [each for each, host in enumerate(hosts) if host == hosts[rank]]
-    return shares([Processors(*json.loads(texts[each])) for each in here])[here.index(rank)]
+    everyone = told(comm, json.dumps([list(own.cores), dict(own.quotas)]))
+    return shares([Processors(*json.loads(text)) for text in everyone], hosts)[0 if comm is None else comm.Get_rank()]
 
 
 def _check_mpi(config: Config, comm: Any, hosts: list[str]) -> None:
