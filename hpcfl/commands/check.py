@@ -124,7 +124,7 @@ def _closing(job: Job, ranks: int) -> Facts:
 def _rounds(job: Job, ranks: int) -> Facts:
     """What the plans of the first rounds say; how fast real hardware is, nobody knows before."""
     speed, clock = job.config.speed, job.config.clock
-    at_work = f"{_at_work(job, ranks)} at work" if speed.rules(job.config.participation).by_arrivals else ""
+    at_work = f"{_at_work(job, ranks)} at work" if job.config.rules.by_arrivals else ""
     if clock == "wall" and not speed.known(clock):
         first = job.planner.plan(job.planner.attempt(0))
         yield "cohort", at_work or f"{len(first.cohort)} invited"

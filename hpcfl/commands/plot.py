@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hpcfl import store
@@ -19,9 +20,6 @@ from hpcfl.commands.show import unforeseen
 from hpcfl.results.curves import ACCURACY, Curve, has_any, over_rounds, over_time, recorded_metrics, scores
 from hpcfl.results.run_table import FIGURES, Recorded, check_one_data_set, differing, group_figures, run_folders
 from hpcfl.results.run_table import groups as group_runs
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 Width = Literal["column", "page"]
 INCHES = {"column": 3.3, "page": 6.75}

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,21 +16,19 @@ from hpcfl import store
 from hpcfl.base.errors import listed
 from hpcfl.base.terminal import say
 from hpcfl.base.types import Floats, Ints
+from hpcfl.data import Federation
+from hpcfl.engine.job import Job
 from hpcfl.engine.profile import Phases
+from hpcfl.engine.progress import Reporter
 from hpcfl.engine.recorded_columns import columns
 from hpcfl.engine.stopping import decode, encode
+from hpcfl.learning.task import Task
 from hpcfl.mpi.transport import Transport
 from hpcfl.schedule.oracle import Spent
 from hpcfl.schedule.plan import Plan
 from hpcfl.store import Fact
 from hpcfl.sums.guard import Rejection
 from hpcfl.sums.message import Sums
-
-if TYPE_CHECKING:
-    from hpcfl.data import Federation
-    from hpcfl.engine.job import Job
-    from hpcfl.engine.progress import Reporter
-    from hpcfl.learning.task import Task
 
 MOST_LOGGED = 1000  # rejections that are events too: the log has room for ten times as many of all kinds
 PER_RANK = ("visits", "compute_seconds", "wait_seconds", "wire_bytes_in", "wire_bytes_out")
@@ -189,7 +187,7 @@ class Recorder:
             "layer": job.layers.names,
             "rank": range(ranks),
         }
-        if slots := job.config.speed.rules(job.config.participation).slots(job.config.clients):
+        if slots := job.config.rules.slots(job.config.clients):
             coords["arrival"] = range(slots)
         self.segment = store.begin(run_dir, columns(job), coords, first, job.config.rounds)
 
@@ -267,8 +265,7 @@ class Recorder:
         }
         if plan.steps is not None:
             columns["steps"] = plan.steps
-        config = self.job.config
-        rest = config.speed.rules(config.participation).slots(config.clients) - len(order)
+        rest = self.job.config.rules.slots(self.job.config.clients) - len(order)
         return {
             f"arrival_{name}": np.pad(
                 values[order], (0, rest), constant_values=np.nan if name.endswith("seconds") else -1

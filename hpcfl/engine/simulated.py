@@ -147,7 +147,7 @@ class Simulated(Rounds):
     def together(self, record: Record, reason: str) -> str:
         """Bring every rank's figures together, and why it is to stop."""
         config = self.job.config
-        most = max(config.clients, config.speed.rules(config.participation).slots(config.clients))
+        most = max(config.clients, config.rules.slots(config.clients))
         return record.gather(self.transport, reason, most)
 
     def personal(self, now: Progress) -> Iterator[Saved]:

@@ -6,19 +6,15 @@ The loop knows only this interface, and here is no MPI; `hpcfl.mpi.collective` h
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcfl.base.errors import Stopped
+from hpcfl.base.lazy import Tensor
 from hpcfl.base.types import Floats, Ints, State
 from hpcfl.mpi.placement import Chunk
 from hpcfl.sums.message import ExactSums
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 Personal = dict[int, State]
 """Personal state of the chunks a rank hosts: ``{chunk number: {name: [c, …]}}``."""
