@@ -107,10 +107,8 @@ def runs(
     """
     given, product = axes(settings, grid, seeds), itertools.product
     place = ("--data-dir", str(data_dir)) if data_dir else ()
-    options = (
-        *place,
-        *(f"--{name.replace('_', '-')}" for name in ("force", "trust", "allow_mixed") if flags.get(name)),
-    )
+    words = (f"--{name.replace('_', '-')}" for name in ("force", "trust", "allow_mixed") if flags.get(name))
+    options = *place, *words
     by_name: dict[str, Run] = {}
     for config, each, values in product(configs, product(*overlays), product(*given.values())):
         varied = tuple(f"{key}={value}" for key, value in zip(given, values))

@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +19,9 @@ from hpcfl.base.errors import RunError, listed
 from hpcfl.base.lazy import torch
 from hpcfl.base.terminal import say
 from hpcfl.base.types import State
+from hpcfl.engine.job import Job, Progress
+from hpcfl.engine.record import SAVING, Recorder
+from hpcfl.engine.rounds import Rounds
 from hpcfl.mpi.transport import Saved, arrays, as_chunk
 from hpcfl.mpi.waiting import names
 from hpcfl.schedule.doubling import Stage
@@ -28,23 +30,11 @@ from hpcfl.store.atomic import PREFIX
 from hpcfl.store.inside import one_line
 from hpcfl.sums.guard import Norms, Watch
 
-if TYPE_CHECKING:
-    from hpcfl.engine.job import Job, Progress
-    from hpcfl.engine.record import Recorder
-    from hpcfl.engine.rounds import Rounds
-
 FAILURE_SECONDS = 30.0  # how long a rank that fails waits for the checkpoint under way: it ends all ranks then
 
 
-@dataclass(frozen=True)
-class Written:
-    """What checkpoints have cost: `seconds` from the first byte until one was visible, `bytes` in all its files."""
-
-    seconds: float
-    bytes: int
-
-    def __add__(self, other: Written) -> Written:
-        return Written(self.seconds + other.seconds, self.bytes + other.bytes)
+Cost = tuple[float, int]
+"""Of a checkpoint: seconds from the first byte until it was visible, and bytes in all its files."""
 
 
 class Saver:
@@ -75,9 +65,9 @@ class Saver:
     ) -> None:
         self.job, self.rounds, self.folder, self.rank, self.token = job, rounds, folder, rank, token
         self.saved, self.recorder = first, recorder
-        self.under_way: Future[Written | None] | None = None
+        self.under_way: Future[Cost | None] | None = None
         self.path: Path | None = None
-        self.waited, self.written = 0.0, Written(0.0, 0)
+        self.waited, self.seconds, self.bytes = 0.0, 0.0, 0
         rounds.settle = self.finish
 
     def save(self, now: Progress, scores: Mapping[str, Any]) -> None:
@@ -115,7 +105,7 @@ class Saver:
 
     def _write(
         self, round: int, personal: list[Saved], writers: Collection[int], server: Mapping[str, Any] | None
-    ) -> Written | None:
+    ) -> Cost | None:
         """Write this rank's part; the server waits for the others' and makes all of it visible."""
         start = time.perf_counter()
         with _named(self.folder):
@@ -128,19 +118,15 @@ class Saver:
                 return None
             self.recorder.segment.sync()  # no checkpoint without the rows of its rounds, whatever the power does
             _, size = store.publish(draft, sorted(writers), self.job.config.checkpoint.kept)
-            return Written(time.perf_counter() - start, size)
+            return time.perf_counter() - start, size
 
     def look(self) -> dict[str, float]:
         """Return the columns of a row: what checkpoints have cost since the row before."""
         if self.under_way is not None and self.under_way.done():
             self.finish()
-        waited, written = self.waited, self.written
-        self.waited, self.written = 0.0, Written(0.0, 0)
-        return {
-            "checkpoint_wait_seconds": waited,
-            "checkpoint_seconds": written.seconds,
-            "checkpoint_bytes": written.bytes,
-        }
+        cost = dict(zip(SAVING, (self.waited, self.seconds, self.bytes)))
+        self.waited, self.seconds, self.bytes = 0.0, 0.0, 0
+        return cost
 
     def finish(self) -> None:
         """Wait for the checkpoint under way, if there is one: on the server, until it is visible."""
@@ -150,8 +136,8 @@ class Saver:
         with self.rounds.phases.phase("store"):
             written = under_way.result()
         self.waited += time.perf_counter() - start
-        if written is not None:
-            self.written += written  # one that was waited for, and the next, may both end before a row
+        if written is not None:  # one that was waited for, and the next, may both end before a row
+            self.seconds, self.bytes = self.seconds + written[0], self.bytes + written[1]
 
     def abandon(self) -> None:
         """Give the checkpoint under way some time, for this rank has failed and is about to end all others."""
@@ -189,9 +175,9 @@ def _named(folder: Path) -> Iterator[None]:
         raise store.WriteError(error.errno, os.strerror(error.errno), str(error.filename or folder)) from error
 
 
-def begun(work: Callable[[], Written | None]) -> Future[Written | None]:
+def begun(work: Callable[[], Cost | None]) -> Future[Cost | None]:
     """Do some work in a thread that does not keep the process from ending."""
-    future: Future[Written | None] = Future()
+    future: Future[Cost | None] = Future()
 
     def carry_out() -> None:
         try:

@@ -69,10 +69,8 @@ def step(job: Job, now: Progress, record: Record, plan: Plan) -> None:
     rate = job.algorithm.learning_rate(now.round)
     record.signal = job.config.doubling.signal(before, now.shared, sums, rate)
     with record.phase("server"):
-        record.metrics, record.warnings = (
-            job.algorithm.metrics(job.task, state),
-            job.algorithm.warnings(job.task, state),
-        )
+        record.metrics = job.algorithm.metrics(job.task, state)
+        record.warnings = job.algorithm.warnings(job.task, state)
     told = "loss" in sums and sums.weight("loss") > 0
     loss = sums.mean("loss") if told else torch.zeros(())
     record.broken, moved, number = job.guard.stepped(before, now.shared, loss)
