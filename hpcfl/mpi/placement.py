@@ -319,11 +319,8 @@ def check_there(least: int | None, ranks: int, absent: Collection[int], seconds:
 
 def check_single(who: str, width: int | str, lanes: Sequence[Topology] = ()) -> None:
     """Raise UsageError where ranks would share a lane although single messages are looked at: `who` says by what."""
-    if (
-        width in ("all", TWO_LEVEL)
-        or (isinstance(width, int) and width > 1)
-        or any(len(lane.ranks) > 1 for lane in lanes)
-    ):
+    wide = width in ("all", TWO_LEVEL) or (isinstance(width, int) and width > 1)
+    if wide or any(len(lane.ranks) > 1 for lane in lanes):
         raise UsageError(
             f"lane_width: {who} single messages, which ranks that share a lane add up on the way: "
             f"expected 1, got {width!r}; did you mean 1?"
