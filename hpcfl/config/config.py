@@ -294,7 +294,7 @@ class Config(ConfigBase):
 
     def check_shapes(self, header: Header) -> None:
         """Raise UsageError where the data have another number of clients, or the model does not suit them."""
-        self._check_clients(header.clients)
+        check_clients(self.clients, header.clients, f"data.name = '{self.picked['data']}'")
         self.algorithm.check_model(self.model, header)
         self.task.check_labels(header)
         if (header.tokens or header.pieces) and self.model.chain:
@@ -327,11 +327,8 @@ class Config(ConfigBase):
             if ":" in name:
                 check_samples(f"data.name = '{name}'", made, ":" in self.model.name, ":" in self.task.loss)
         for there in (made.clients, len(made.train_sizes), len(made.test_sizes)):
-            self._check_clients(there)
+            check_clients(self.clients, there, f"data.name = '{name}'")
         return made
-
-    def _check_clients(self, there: int | None) -> None:
-        check_clients(self.clients, there, f"data.name = '{self.picked['data']}'")
 
     def method(self, task: Task, algorithm: Algorithm | None = None) -> Algorithm:
         """Return the config's algorithm, or another, with all that stands around it for a task."""

@@ -95,12 +95,10 @@ class Saver:
                     served={version: _copied(state) for version, state in now.served.items()},
                 )
                 server = {"state": state, "homes": homes, "score": self.job.config.checkpoint.score(scores)}
-            work = partial(self._write, now.round, personal, writers, server)
-            if self.recorder is not None:
                 now.saved = self.path
                 self.recorder.stale(now.round, self.rounds.stale)
             if self.recorder is not None or self.rank in writers:
-                self.under_way = begun(work)
+                self.under_way = begun(partial(self._write, now.round, personal, writers, server))
         self.waited += time.perf_counter() - start
 
     def _write(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -128,13 +128,10 @@ class Record:
     def timed(self, name: str) -> Iterator[None]:
         """Measure a part of the round, without the parts of it that are measured by themselves."""
         start, known = time.perf_counter(), sum(self.seconds.values())
-        with self.phase(PHASE[name]):
+        with self.phases.phase(PHASE[name]):
             yield
         within = sum(self.seconds.values()) - known
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start - within
-
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        return self.phases.phase(name)
 
     def elapsed(self) -> float:
         """Wall-clock seconds since the round began."""
@@ -179,7 +176,7 @@ class Recorder:
     """
 
     def __init__(self, run_dir: Path, job: Job, ranks: int, first: int, reporter: Reporter) -> None:
-        self.run_dir, self.job, self.reporter = run_dir, job, reporter
+        self.job, self.reporter = job, reporter
         self.warned: set[str] = set()
         self.rejections = 0
         coords: dict[str, Sequence[int | str]] = {
@@ -193,7 +190,7 @@ class Recorder:
 
     def row(self, plan: Plan, record: Record, sums: Sums, clock: Mapping[str, float]) -> None:
         """Write one round, then tell of it."""
-        with record.phase("store"):
+        with record.phases.phase("store"):
             depth, rejected = plan.depth.copy(), np.zeros(self.job.config.clients, dtype=bool)
             for place, rejection in record.rejected.items():
                 depth[place], rejected[plan.cohort[place]] = rejection.depth, True

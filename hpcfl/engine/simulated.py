@@ -16,8 +16,7 @@ from hpcfl.engine.iterated import blank, iterate, keep
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.record import Record, released
 from hpcfl.engine.rounds import Rounds
-from hpcfl.engine.uneven import drained as drained
-from hpcfl.engine.uneven import evenly
+from hpcfl.engine.uneven import drained, evenly
 from hpcfl.learning import batchnorm
 from hpcfl.mpi.placement import Chunk
 from hpcfl.mpi.transport import Personal, Saved, Transport, arrays

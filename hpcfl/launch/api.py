@@ -146,8 +146,7 @@ def run(
     silent = not sys.stdout.isatty() if quiet is None else quiet
 
     def decide() -> RunRequest | None:
-        keys = settings or {}
-        return run_request(config, keys, folder, data, resume, force, overlays, trust, quiet=silent)
+        return run_request(config, settings or {}, folder, data, resume, force, overlays, trust, quiet=silent)
 
     with _left_as_it_was():
         comm = world() if comm is None else comm

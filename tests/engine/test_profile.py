@@ -95,7 +95,7 @@ def test_what_a_record_measures_is_a_phase_too(monkeypatch: pytest.MonkeyPatch) 
     record = Record.open(measured)
     with record.timed("server_seconds"):
         clock.after(1)
-        with record.phase("reduction"):
+        with record.phases.phase("reduction"):
             clock.after(2)
         with record.timed("wait_seconds"):
             clock.after(4)

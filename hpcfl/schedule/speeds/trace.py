@@ -93,11 +93,6 @@ class Tape:
         computing = json.loads(data.attrs.get("computing", "{}")).get("how", "vmapped")
         return cls(config, chunk, computing, data.sizes["layer"], columns, arrivals)
 
-    def stale(self, rounds: int) -> Ints:
-        """Return in which of the first rounds somebody was served an older state."""
-        cohort, served = self.columns["cohort"][:rounds] == 1, self.columns["version"][:rounds]
-        return np.flatnonzero((cohort & (served != np.arange(rounds)[:, None])).any(1))
-
 
 class Trace(Speed):
     """What an earlier run recorded, wall-clock or simulated, replayed in simulated time.
@@ -141,7 +136,8 @@ class Trace(Speed):
         if layers not in (None, tape.layers):
             here = f"the model of this config has {layers}"
             raise UsageError(f"speed.run: '{self.run}' recorded {tape.layers} layers, {here}")
-        stale = tape.stale(rounds)
+        cohort, served = tape.columns["cohort"][:rounds] == 1, tape.columns["version"][:rounds]
+        stale = np.flatnonzero((cohort & (served != np.arange(rounds)[:, None])).any(1))
         if len(stale) and not tape.arrivals:
             what = f"visits to older states in round {stale[0]}, which no replay can"
             raise RunError(f"speed.run: '{self.run}' used {what}")
