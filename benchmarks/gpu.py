@@ -53,7 +53,7 @@ from hpcfl.learning.fused import formed
 from hpcfl.learning.optim import Adam, Sgd
 from hpcfl.mpi.cores import cores
 from hpcfl.mpi.devices import described
-from hpcfl.mpi.transport import Alone
+from hpcfl.mpi.transport import Transport
 from hpcfl.testing import fake_device
 from hpcfl.testing.runs import table, toml
 
@@ -172,7 +172,7 @@ def profile() -> Found:
         given["data"] |= {"small": DRY}
         with fixed_arithmetic(True):
             job = Job.of(configs.from_table(given), None, 1, PLACE)
-            now, rounds = job.begin(0), Simulated(job, Alone(), 0)
+            now, rounds = job.begin(0), Simulated(job, Transport(), 0)
 
             def one(job: Job = job, now: Progress = now, rounds: Simulated = rounds) -> None:
                 record = Record.open()

@@ -32,7 +32,7 @@ from hpcfl.engine.job import Job
 from hpcfl.engine.progress import Reporter
 from hpcfl.engine.record import Record, Recorder
 from hpcfl.engine.simulated import Simulated
-from hpcfl.mpi.transport import Alone
+from hpcfl.mpi.transport import Transport
 
 Rows = Callable[[int], None]
 
@@ -48,7 +48,7 @@ def recorded(folder: Path, clients: int, rows: int) -> tuple[Rows, Recorder]:
         "speed": {"model": "exponential"},
     }
     job = Job.of(from_table(table), None, 1)
-    now, record, rounds = job.begin(0), Record.open(), Simulated(job, Alone(), 0)
+    now, record, rounds = job.begin(0), Record.open(), Simulated(job, Transport(), 0)
     plan, sums = rounds.exchange(now, record)
     record.sums = sums
     loop.step(job, now, record, plan)

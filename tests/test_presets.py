@@ -26,7 +26,7 @@ from hpcfl.engine.record import Record
 from hpcfl.engine.simulated import Simulated
 from hpcfl.launch.request import run_request
 from hpcfl.launch.run import launch
-from hpcfl.mpi.transport import Alone
+from hpcfl.mpi.transport import Transport
 from hpcfl.store import open_run
 
 NAMES = sorted(presets())
@@ -197,7 +197,7 @@ def test_every_experiment_runs_a_round_at_its_size(name: str, folder: Path) -> N
     config = load(name, fewer(name))
     job = Job.of(config, folder, 1)
     now = job.begin(0)
-    plan, sums = Simulated(job, Alone(), 0).exchange(now, Record.open())
+    plan, sums = Simulated(job, Transport(), 0).exchange(now, Record.open())
     assert plan.counted.sum() == (config.participation.first or config.clients)
     after = job.algorithm.step(job.task, ServerState(now.shared, now.extras), sums).shared
     assert all(value.isfinite().all() for value in after.values())

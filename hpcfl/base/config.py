@@ -40,7 +40,20 @@ def checked(make: Callable[[], C], cls: type[C], where: str) -> C:
     try:
         return make()
     except ValidationError as error:
-        raise UsageError(_line(error, cls, where)) from None
+        first = error.errors()[0]
+    value, context = first["input"], first.get("ctx", {})
+    key = ".".join(str(part) for part in (where, *first["loc"][:1]) if part != "")
+    if first["type"] == "extra_forbidden":
+        raise UsageError(unknown(cls, str(first["loc"][-1]), where))
+    if first["type"] == "missing":
+        raise UsageError(f"{key}: missing")
+    message = first["msg"].replace("Input should be", "expected").replace(" a valid ", " ").lower()
+    choice = context.get("expected", "")
+    choices = choice.replace("'", "").replace(" or ", ", ").split(", ")
+    hint = did_you_mean(value, choices) if isinstance(value, str) and choice else ""
+    bounds = [context[side] for side in ("ge", "le") if side in context]
+    nearest = f"; did you mean {toml(bounds[0])}?" if bounds else hint if "did you" in hint else ""
+    raise UsageError(f"{key}: {message.removeprefix('value error, ')}, got {cut(repr(value), VALUE)}{nearest}")
 
 
 def check_plain(table: Any, where: str) -> None:
@@ -84,22 +97,3 @@ def unknown(cls: type[ConfigBase], key: str, where: str = "") -> str:
     """Return the line that refuses a key that a section does not have."""
     path = f"{where}.{key}" if where else key
     return f"{path}: unknown key{did_you_mean(key, cls.model_fields)}"
-
-
-def _line(error: ValidationError, cls: type[ConfigBase], where: str) -> str:
-    first = error.errors()[0]
-    key = ".".join(str(part) for part in (where, *first["loc"][:1]) if part != "")
-    if first["type"] == "extra_forbidden":
-        return unknown(cls, str(first["loc"][-1]), where)
-    if first["type"] == "missing":
-        return f"{key}: missing"
-    message = first["msg"].replace("Input should be", "expected").replace(" a valid ", " ").lower()
-    message = message.removeprefix("value error, ")
-    value = first["input"]
-    context = first.get("ctx", {})
-    choice = context.get("expected", "")
-    choices = choice.replace("'", "").replace(" or ", ", ").split(", ")
-    hint = did_you_mean(value, choices) if isinstance(value, str) and choice else ""
-    bounds = [context[side] for side in ("ge", "le") if side in context]
-    nearest = f"; did you mean {toml(bounds[0])}?" if bounds else hint if "did you" in hint else ""
-    return f"{key}: {message}, got {cut(repr(value), VALUE)}{nearest}"

@@ -78,11 +78,7 @@ def ended(round: int, code: int) -> Stopped | None:
 
 
 class Interrupted(Exception):  # noqa: N818
-    """A round in real time is given up because the run is to stop; `reason` says why."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    """A round in real time is given up because the run is to stop; its text says why."""
 
 
 def cut(text: str, most: int) -> str:

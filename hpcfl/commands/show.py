@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from rich.table import Column, Table
 from hpcfl import store
 from hpcfl.base.console import width_of
 from hpcfl.base.errors import RunError, UserError
+from hpcfl.base.terminal import say
 from hpcfl.results.curves import ACCURACY, recorded_metrics
 from hpcfl.results.run_table import Group, Recorded, groups, last_figures
 from hpcfl.store.inside import one_line
@@ -156,7 +156,7 @@ def _state(folder: Path) -> str | None:
     try:
         newest = store.latest(folder)
     except RunError as error:  # the other figures are there all the same
-        print(f"hpcfl: {error}", file=sys.stderr, flush=True)
+        say(str(error))
         return None
     return digest(store.load(newest, personal=False).shared) if newest else None
 

@@ -29,7 +29,7 @@ from rich.table import Column
 
 from hpcfl import store
 from hpcfl.base.errors import RunError, Stopped, UsageError, refusal
-from hpcfl.base.terminal import plain, raw
+from hpcfl.base.terminal import plain, raw, say
 from hpcfl.commands.verify import findings
 from hpcfl.config import load
 from hpcfl.data import Header
@@ -107,10 +107,8 @@ def runs(
     """
     given, product = axes(settings, grid, seeds), itertools.product
     place = ("--data-dir", str(data_dir)) if data_dir else ()
-    options = (
-        *place,
-        *(f"--{name.replace('_', '-')}" for name in ("force", "trust", "allow_mixed") if flags.get(name)),
-    )
+    words = (f"--{name.replace('_', '-')}" for name in ("force", "trust", "allow_mixed") if flags.get(name))
+    options = *place, *words
     by_name: dict[str, Run] = {}
     for config, each, values in product(configs, product(*overlays), product(*given.values())):
         varied = tuple(f"{key}={value}" for key, value in zip(given, values))
@@ -321,7 +319,7 @@ class Board:
     def total(self, waiting: int) -> None:
         """Say what has failed and the sum of it all; what is rare only where there was any."""
         for line in self.failures:
-            print(f"hpcfl: {line}", file=sys.stderr, flush=True)
+            say(line)
         rare = {"diverged": self.counts["diverged"], "stopped": self.counts["stopped"], "not started": waiting}
         tally = {word: self.counts[word] for word in ("done", "skipped", "failed")}
         tally |= {word: count for word, count in rare.items() if count}

@@ -6,7 +6,6 @@ Nothing here imports torch: a config is judged before anything heavy starts.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -29,6 +28,7 @@ from hpcfl.base.digests import check_unchanged, origin
 from hpcfl.base.errors import UsageError, no_meaning, refusal, toml
 from hpcfl.base.loaded import renew
 from hpcfl.base.rng import key_as_seed
+from hpcfl.base.terminal import say
 from hpcfl.config import presets
 from hpcfl.config.presets import PICKED, Settings, Table
 from hpcfl.data import Federation, Header, Source
@@ -292,7 +292,7 @@ class Config(ConfigBase):
 
     def check_shapes(self, header: Header) -> None:
         """Raise UsageError where the data have another number of clients, or the model does not suit them."""
-        self._check_clients(header.clients)
+        check_clients(self.clients, header.clients, f"data.name = '{self.picked['data']}'")
         self.algorithm.check_model(self.model, header)
         self.task.check_labels(header)
         if (header.tokens or header.pieces) and self.model.chain:
@@ -325,11 +325,8 @@ class Config(ConfigBase):
             if ":" in name:
                 check_samples(f"data.name = '{name}'", made, ":" in self.model.name, ":" in self.task.loss)
         for there in (made.clients, len(made.train_sizes), len(made.test_sizes)):
-            self._check_clients(there)
+            check_clients(self.clients, there, f"data.name = '{name}'")
         return made
-
-    def _check_clients(self, there: int | None) -> None:
-        check_clients(self.clients, there, f"data.name = '{self.picked['data']}'")
 
     def method(self, task: Task, algorithm: Algorithm | None = None) -> Algorithm:
         """Return the config's algorithm, or another, with all that stands around it for a task."""
@@ -434,7 +431,7 @@ def load(
         raise UsageError(f"{source}{error}") from error
     if dropped and tell:
         name = f"{what}: " if isinstance(what, str | Path) else ""
-        print(f"hpcfl: {name}dropped {'; '.join(dropped)}", file=sys.stderr, flush=True)
+        say(f"{name}dropped {'; '.join(dropped)}")
     return loaded
 
 

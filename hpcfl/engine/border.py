@@ -61,9 +61,8 @@ class Border:
 
     def begun(self, state: State, function: str) -> State:
         """Return a state that a function of the method's begins with."""
-        if self.users and not (
-            isinstance(state, Mapping) and all(isinstance(each, torch.Tensor) for each in state.values())
-        ):
+        tensors = isinstance(state, Mapping) and all(isinstance(each, torch.Tensor) for each in state.values())
+        if self.users and not tensors:
             self.refuse(f"{function} returned {kind(state)}, expected tensors by name")
         return state
 

@@ -7,35 +7,34 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from hpcfl import store
+from hpcfl.base.errors import RunError, listed
 from hpcfl.base.lazy import torch
+from hpcfl.base.terminal import say
+from hpcfl.base.types import State
+from hpcfl.engine.job import Job, Progress
+from hpcfl.engine.record import SAVING, Recorder
+from hpcfl.engine.rounds import Rounds
 from hpcfl.mpi.transport import Saved, arrays, as_chunk
-
-if TYPE_CHECKING:
-    from hpcfl.engine.job import Job, Progress
-    from hpcfl.engine.record import Recorder
-    from hpcfl.engine.rounds import Rounds
+from hpcfl.mpi.waiting import names
+from hpcfl.schedule.doubling import Stage
+from hpcfl.schedule.planner import Flights
+from hpcfl.store.atomic import PREFIX
+from hpcfl.store.inside import one_line
+from hpcfl.sums.guard import Norms, Watch
 
 FAILURE_SECONDS = 30.0  # how long a rank that fails waits for the checkpoint under way: it ends all ranks then
 
 
-@dataclass(frozen=True)
-class Written:
-    """What checkpoints have cost: `seconds` from the first byte until one was visible, `bytes` in all its files."""
-
-    seconds: float
-    bytes: int
-
-    def __add__(self, other: Written) -> Written:
-        return Written(self.seconds + other.seconds, self.bytes + other.bytes)
+Cost = tuple[float, int]
+"""Of a checkpoint: seconds from the first byte until it was visible, and bytes in all its files."""
 
 
 class Saver:
@@ -66,9 +65,9 @@ class Saver:
     ) -> None:
         self.job, self.rounds, self.folder, self.rank, self.token = job, rounds, folder, rank, token
         self.saved, self.recorder = first, recorder
-        self.under_way: Future[Written | None] | None = None
+        self.under_way: Future[Cost | None] | None = None
         self.path: Path | None = None
-        self.waited, self.written = 0.0, Written(0.0, 0)
+        self.waited, self.seconds, self.bytes = 0.0, 0.0, 0
         rounds.settle = self.finish
 
     def save(self, now: Progress, scores: Mapping[str, Any]) -> None:
@@ -96,17 +95,15 @@ class Saver:
                     served={version: _copied(state) for version, state in now.served.items()},
                 )
                 server = {"state": state, "homes": homes, "score": self.job.config.checkpoint.score(scores)}
-            work = partial(self._write, now.round, personal, writers, server)
-            if self.recorder is not None:
                 now.saved = self.path
                 self.recorder.stale(now.round, self.rounds.stale)
             if self.recorder is not None or self.rank in writers:
-                self.under_way = begun(work)
+                self.under_way = begun(partial(self._write, now.round, personal, writers, server))
         self.waited += time.perf_counter() - start
 
     def _write(
         self, round: int, personal: list[Saved], writers: Collection[int], server: Mapping[str, Any] | None
-    ) -> Written | None:
+    ) -> Cost | None:
         """Write this rank's part; the server waits for the others' and makes all of it visible."""
         start = time.perf_counter()
         with _named(self.folder):
@@ -119,19 +116,15 @@ class Saver:
                 return None
             self.recorder.segment.sync()  # no checkpoint without the rows of its rounds, whatever the power does
             _, size = store.publish(draft, sorted(writers), self.job.config.checkpoint.kept)
-            return Written(time.perf_counter() - start, size)
+            return time.perf_counter() - start, size
 
     def look(self) -> dict[str, float]:
         """Return the columns of a row: what checkpoints have cost since the row before."""
         if self.under_way is not None and self.under_way.done():
             self.finish()
-        waited, written = self.waited, self.written
-        self.waited, self.written = 0.0, Written(0.0, 0)
-        return {
-            "checkpoint_wait_seconds": waited,
-            "checkpoint_seconds": written.seconds,
-            "checkpoint_bytes": written.bytes,
-        }
+        cost = dict(zip(SAVING, (self.waited, self.seconds, self.bytes)))
+        self.waited, self.seconds, self.bytes = 0.0, 0.0, 0
+        return cost
 
     def finish(self) -> None:
         """Wait for the checkpoint under way, if there is one: on the server, until it is visible."""
@@ -141,8 +134,8 @@ class Saver:
         with self.rounds.phases.phase("store"):
             written = under_way.result()
         self.waited += time.perf_counter() - start
-        if written is not None:
-            self.written += written  # one that was waited for, and the next, may both end before a row
+        if written is not None:  # one that was waited for, and the next, may both end before a row
+            self.seconds, self.bytes = self.seconds + written[0], self.bytes + written[1]
 
     def abandon(self) -> None:
         """Give the checkpoint under way some time, for this rank has failed and is about to end all others."""
@@ -180,9 +173,9 @@ def _named(folder: Path) -> Iterator[None]:
         raise store.WriteError(error.errno, os.strerror(error.errno), str(error.filename or folder)) from error
 
 
-def begun(work: Callable[[], Written | None]) -> Future[Written | None]:
+def begun(work: Callable[[], Cost | None]) -> Future[Cost | None]:
     """Do some work in a thread that does not keep the process from ending."""
-    future: Future[Written | None] = Future()
+    future: Future[Cost | None] = Future()
 
     def carry_out() -> None:
         try:
@@ -209,3 +202,60 @@ def restored(likes: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, An
         else type(like)(saved[name])
         for name, like in likes.items()
     }
+
+
+def mark_of(folder: Path, token: str) -> Path:
+    """Return a file that rank 0 makes for the others to see; the first segment sweeps it away."""
+    return folder / "checkpoints" / f"{PREFIX}{token}-seen"
+
+
+def see_one_folder(folder: Path, token: str, comm: Any) -> bool:
+    """Return whether all ranks see the run folder that rank 0 has opened; where one does not, that is said once."""
+    if comm is None:
+        return True
+    seen = names(comm, str(mark_of(folder, token).exists()))
+    blind = [f"rank {rank}" for rank, word in enumerate(seen) if word != str(True)]
+    if blind and comm.Get_rank() == 0:
+        say(f"{listed(blind)} cannot see '{folder}': personal state is sent to rank 0 for checkpoints")
+    return not blind
+
+
+def begin(job: Job, rank: int, checkpoint: Path | None) -> Progress:
+    """Return where a rank begins: before round 0, or after the checkpoint; each rank reads the clients it hosts."""
+    now = job.begin(rank)
+    if checkpoint is not None:
+        try:
+            _take_up(now, checkpoint, job, rank)
+        except (ValueError, TypeError, LookupError, RuntimeError) as error:
+            what = f"{type(error).__name__}: {one_line(error)}"
+            raise RunError(f"checkpoint {checkpoint} does not fit the run: {what}") from error
+    return now
+
+
+def _take_up(now: Progress, path: Path, job: Job, rank: int) -> None:
+    """Set a rank to where a checkpoint was written."""
+    now.saved = path
+    saved = store.load(path, personal=False)
+    now.round, now.stage = saved.round, Stage.of(saved.clock)
+    now.clock = {name: saved.clock[name] for name in now.clock}
+    now.norms, now.watch = Norms.restored(saved.memory), Watch.restored(saved.memory)
+    now.flights = Flights.restored(saved.memory, job.config.clients)
+    store.check_shared(saved.shared, now.shared)
+    hosted = [client for chunk in job.hosted(rank) for client in chunk.clients.tolist()]
+    store.check_personal(path, hosted, job.like, job.task.federation.shapes)
+    now.served = {version: restored(now.shared, state) for version, state in saved.served.items()}
+    now.shared, now.extras = restored(now.shared, saved.shared), restored(now.extras, saved.extras)
+    for chunk in job.hosted(rank):
+        state = now.personal[chunk.number]
+        held = store.load_personal(path, chunk.clients.tolist()) if state else {}
+        for name in state:
+            for row, client in enumerate(chunk.clients.tolist()):
+                state[name][row] = torch.from_numpy(held[client][name])
+    if saved.stale and rank == 0:
+
+        def everyone() -> Iterator[tuple[int, State]]:
+            for chunk in job.chunks:
+                held = store.load_personal(path, chunk.clients.tolist())
+                yield from ((client, restored(job.like(client), state)) for client, state in held.items())
+
+        now.extras = job.algorithm.recalled(job.task, now.extras, everyone)

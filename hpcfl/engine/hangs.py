@@ -18,6 +18,7 @@ from types import FrameType
 
 from hpcfl.base.errors import listed
 from hpcfl.base.loaded import is_installed
+from hpcfl.base.terminal import say
 from hpcfl.base.types import Ints
 
 TIMES = 10
@@ -74,8 +75,7 @@ def watched(
                 clients = [] if moves.clients is None or waits else moves.clients.tolist()
                 whose = f", client{'s' * (len(clients) > 1)} {listed(clients)}" if clients else ""
                 what = "it waits for other ranks; those that compute say where" if waits else place
-                line = f"{who}nothing has moved for {now - since:.1f} s {when}{whose}: {what}"
-                print(f"hpcfl: {line}", file=sys.stderr, flush=True)
+                say(f"{who}nothing has moved for {now - since:.1f} s {when}{whose}: {what}")
 
     watch = threading.Thread(target=look, name="hpcfl watch", daemon=True)
     watch.start()

@@ -222,7 +222,7 @@ class Job:
     @cached_property
     def warnings(self) -> dict[str, str]:
         """What the user should know of who arrives before the run, by name."""
-        if self.config.speed.rules(self.config.participation).by_arrivals:
+        if self.config.rules.by_arrivals:
             return self.planner.warnings  # no chances to arrive
         first = self.planner.plan(self.planner.attempt(0))
         return self.planner.warnings | self.config.weighting.warnings(first.arrival)

@@ -42,7 +42,7 @@ def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop
         except Interrupted as early:
             if now.round > saver.saved:
                 saver.save(now, {})
-            raise Stopped(now.round, early.reason) from None
+            raise Stopped(now.round, str(early)) from None
         if rounds.serves:
             step(job, now, record, plan)
         now.round += 1
@@ -68,11 +68,9 @@ def step(job: Job, now: Progress, record: Record, plan: Plan) -> None:
     record.server_gradients = int(job.task.oracle_calls[SERVER])
     rate = job.algorithm.learning_rate(now.round)
     record.signal = job.config.doubling.signal(before, now.shared, sums, rate)
-    with record.phase("server"):
-        record.metrics, record.warnings = (
-            job.algorithm.metrics(job.task, state),
-            job.algorithm.warnings(job.task, state),
-        )
+    with record.phases.phase("server"):
+        record.metrics = job.algorithm.metrics(job.task, state)
+        record.warnings = job.algorithm.warnings(job.task, state)
     told = "loss" in sums and sums.weight("loss") > 0
     loss = sums.mean("loss") if told else torch.zeros(())
     record.broken, moved, number = job.guard.stepped(before, now.shared, loss)

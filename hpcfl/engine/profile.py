@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,55 +16,38 @@ from hpcfl.base.types import Floats
 from hpcfl.mpi.waiting import rows
 
 PHASES = ("compute", "waiting", "broadcast", "reduction", "server", "evaluation", "store", "other")
-UNMEASURED = nullcontext()
 
 
 class Phases:
-    """The phases of one rank's rounds, which nobody measures."""
-
-    def begin(self) -> None:
-        """Begin a round; what was before the first one belongs to none."""
-
-    def end(self) -> None:
-        """End the last round; what comes now belongs to none."""
-
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        """One of `PHASES`, without those within it."""
-        return UNMEASURED
-
-    def was(self, name: str) -> None:
-        """Say that the time since a phase last began or ended belongs to this one."""
-
-    def figures(self) -> Floats:
-        """Return how many rounds there were; seconds, of all phases and of each; their medians over rounds; [19]."""
-        return np.zeros(3 + 2 * len(PHASES))
-
-
-class Profile(Phases):
-    """Measures the phases.
+    """The phases of one rank's rounds; they are measured where that is `wanted`.
 
     Attributes
     ----------
     rounds : list of dict of str to float
-        Seconds by phase, for each round.
+        Seconds by phase, for each round that was measured.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: bool = False) -> None:
+        self.wanted = wanted
         self.rounds: list[dict[str, float]] = []
         self._measured: dict[str, float] | None = None
         self._now, self._since = "other", 0.0
 
     def begin(self) -> None:
+        """Begin a round; what was before the first one belongs to none."""
         self._enter(self._now)
-        self._measured = dict.fromkeys(PHASES, 0.0)
-        self.rounds.append(self._measured)
+        if self.wanted:
+            self._measured = dict.fromkeys(PHASES, 0.0)
+            self.rounds.append(self._measured)
 
     def end(self) -> None:
+        """End the last round; what comes now belongs to none."""
         self._enter(self._now)
         self._measured = None
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        """One of `PHASES`, without those within it."""
         before = self._now
         self._enter(name)
         try:
@@ -73,6 +56,7 @@ class Profile(Phases):
             self._enter(before)
 
     def was(self, name: str) -> None:
+        """Say that the time since a phase last began or ended belongs to this one."""
         now, self._now = self._now, name
         self._enter(now)
 
@@ -83,6 +67,7 @@ class Profile(Phases):
         self._now, self._since = name, now
 
     def figures(self) -> Floats:
+        """Return how many rounds there were; seconds, of all phases and of each; their medians over rounds; [19]."""
         seconds = np.array([[*each.values()] for each in self.rounds]).reshape(-1, len(PHASES))
         seconds = np.column_stack([seconds.sum(1), seconds])
         medians = np.median(seconds, axis=0) if len(seconds) else np.zeros(1 + len(PHASES))

@@ -10,7 +10,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from hpcfl.base.terminal import install, plain, raw
+from hpcfl.base.terminal import install, plain, raw, say
 
 
 class Reporter:
@@ -49,7 +49,7 @@ class Reporter:
         if self.bar is not None:
             self.bar.console.print(plain(f"hpcfl: warning: {kind}: {text}"), markup=False, soft_wrap=True)
         elif always or not self.quiet:
-            print(f"hpcfl: warning: {kind}: {text}", file=sys.stderr, flush=True)
+            say(f"warning: {kind}: {text}")
 
     def close(self) -> None:
         if self.bar is not None:

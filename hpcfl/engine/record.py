@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from hpcfl import store
 from hpcfl.base.errors import listed
+from hpcfl.base.terminal import say
 from hpcfl.base.types import Floats, Ints
+from hpcfl.data import Federation
+from hpcfl.engine.job import Job
 from hpcfl.engine.profile import Phases
+from hpcfl.engine.progress import Reporter
 from hpcfl.engine.recorded_columns import columns
 from hpcfl.engine.stopping import decode, encode
+from hpcfl.learning.task import Task
 from hpcfl.mpi.transport import Transport
 from hpcfl.schedule.oracle import Spent
 from hpcfl.schedule.plan import Plan
 from hpcfl.store import Fact
 from hpcfl.sums.guard import Rejection
 from hpcfl.sums.message import Sums
-
-if TYPE_CHECKING:
-    from hpcfl.data import Federation
-    from hpcfl.engine.job import Job
-    from hpcfl.engine.progress import Reporter
-    from hpcfl.learning.task import Task
 
 MOST_LOGGED = 1000  # rejections that are events too: the log has room for ten times as many of all kinds
 PER_RANK = ("visits", "compute_seconds", "wait_seconds", "wire_bytes_in", "wire_bytes_out")
@@ -130,13 +128,10 @@ class Record:
     def timed(self, name: str) -> Iterator[None]:
         """Measure a part of the round, without the parts of it that are measured by themselves."""
         start, known = time.perf_counter(), sum(self.seconds.values())
-        with self.phase(PHASE[name]):
+        with self.phases.phase(PHASE[name]):
             yield
         within = sum(self.seconds.values()) - known
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start - within
-
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        return self.phases.phase(name)
 
     def elapsed(self) -> float:
         """Wall-clock seconds since the round began."""
@@ -181,7 +176,7 @@ class Recorder:
     """
 
     def __init__(self, run_dir: Path, job: Job, ranks: int, first: int, reporter: Reporter) -> None:
-        self.run_dir, self.job, self.reporter = run_dir, job, reporter
+        self.job, self.reporter = job, reporter
         self.warned: set[str] = set()
         self.rejections = 0
         coords: dict[str, Sequence[int | str]] = {
@@ -189,13 +184,13 @@ class Recorder:
             "layer": job.layers.names,
             "rank": range(ranks),
         }
-        if slots := job.config.speed.rules(job.config.participation).slots(job.config.clients):
+        if slots := job.config.rules.slots(job.config.clients):
             coords["arrival"] = range(slots)
         self.segment = store.begin(run_dir, columns(job), coords, first, job.config.rounds)
 
     def row(self, plan: Plan, record: Record, sums: Sums, clock: Mapping[str, float]) -> None:
         """Write one round, then tell of it."""
-        with record.phase("store"):
+        with record.phases.phase("store"):
             depth, rejected = plan.depth.copy(), np.zeros(self.job.config.clients, dtype=bool)
             for place, rejection in record.rejected.items():
                 depth[place], rejected[plan.cohort[place]] = rejection.depth, True
@@ -267,8 +262,7 @@ class Recorder:
         }
         if plan.steps is not None:
             columns["steps"] = plan.steps
-        config = self.job.config
-        rest = config.speed.rules(config.participation).slots(config.clients) - len(order)
+        rest = self.job.config.rules.slots(self.job.config.clients) - len(order)
         return {
             f"arrival_{name}": np.pad(
                 values[order], (0, rest), constant_values=np.nan if name.endswith("seconds") else -1
@@ -321,7 +315,7 @@ class Recorder:
             oldest, newest = min(rounds.values()), max(rounds.values())
             late = f"no personal state in time from client{'s' * (len(rounds) > 1)} {listed(sorted(rounds))}"
             of = f"round {oldest}" if oldest == newest else f"rounds {oldest} to {newest}"
-            print(f"hpcfl: checkpoint after round {done}: {late}; kept is that of {of}", file=sys.stderr, flush=True)
+            say(f"checkpoint after round {done}: {late}; kept is that of {of}")
 
     def close(self) -> None:
         self.segment.close()

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from hpcfl.base.errors import UsageError
+from hpcfl.engine.job import Job
 from hpcfl.store import Column
-
-if TYPE_CHECKING:
-    from hpcfl.engine.job import Job
 
 COLUMNS = (
     Column("loss", (), "float64", "mean training loss over the visits that counted"),
@@ -74,7 +70,7 @@ def columns(job: Job) -> list[Column]:
     """All columns of a run; UsageError where a metric has the name of another one."""
     found = [*COLUMNS, *(ORACLE if job.config.oracle.record else ())]
     found += [STEPS] if job.config.participation.by_steps else []
-    if job.config.speed.rules(job.config.participation).by_arrivals:
+    if job.config.rules.by_arrivals:
         found += ARRIVALS + ([ARRIVAL_STEPS] if job.config.participation.by_steps else [])
     found += [Column(name, (), "float64", text) for name, text in job.algorithm.metric_columns.items()]
     taken = {column.name for column in found}

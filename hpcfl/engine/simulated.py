@@ -16,11 +16,10 @@ from hpcfl.engine.iterated import blank, iterate, keep
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.record import Record, released
 from hpcfl.engine.rounds import Rounds
-from hpcfl.engine.uneven import drained as drained
-from hpcfl.engine.uneven import evenly
+from hpcfl.engine.uneven import drained, evenly
 from hpcfl.learning import batchnorm
 from hpcfl.mpi.placement import Chunk
-from hpcfl.mpi.transport import Alone, Personal, Saved, Transport, arrays
+from hpcfl.mpi.transport import Personal, Saved, Transport, arrays
 from hpcfl.schedule.plan import Plan
 from hpcfl.sums.message import ExactSums
 
@@ -63,7 +62,7 @@ class Simulated(Rounds):
             self.job.task.release_data()
             return True
         record.events.append(released(self.transport.size - 1))
-        self.alone, self.transport = True, Alone(self.transport.size)
+        self.alone, self.transport = True, Transport(self.transport.size)
         now.personal, self.mine = taken, self.job.chunks
         return False
 
@@ -147,7 +146,7 @@ class Simulated(Rounds):
     def together(self, record: Record, reason: str) -> str:
         """Bring every rank's figures together, and why it is to stop."""
         config = self.job.config
-        most = max(config.clients, config.speed.rules(config.participation).slots(config.clients))
+        most = max(config.clients, config.rules.slots(config.clients))
         return record.gather(self.transport, reason, most)
 
     def personal(self, now: Progress) -> Iterator[Saved]:

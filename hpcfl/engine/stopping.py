@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import signal
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -18,6 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from hpcfl.base.errors import RunError, UsageError
+from hpcfl.base.terminal import say
 
 if TYPE_CHECKING:
     from hpcfl.base.types import Floats
@@ -173,7 +173,7 @@ def forward(stop: Stop, folder: Path) -> None:
         stop.forwarded = True
     except UsageError as error:
         if stop.due == -math.inf:
-            print(f"hpcfl: warning: {error}; trying again", file=sys.stderr, flush=True)
+            say(f"warning: {error}; trying again")
         stop.due = now + LOOK_SECONDS
 
 
@@ -215,7 +215,6 @@ def outcome(folder: Path, patience: float) -> str:
             )
         if quiet > patience / 10 and not told:
             told = True
-            line = f"'{folder}' has written nothing for {quiet:.0f} s; it stops after the round that it is in"
-            print(f"hpcfl: {line}", file=sys.stderr, flush=True)
+            say(f"'{folder}' has written nothing for {quiet:.0f} s; it stops after the round that it is in")
         time.sleep(WAIT_SECONDS)
     return status.state

@@ -171,7 +171,7 @@ def _try_server(job: Job, now: Progress, visits: Visits, sent: Iterable[Message]
     sums = ExactSums(job.layout, visits.clients, np.zeros(visits.arrival.shape[1]), task.device)
     for message in sent:
         sums.add(message)
-    if job.config.speed.rules(job.config.participation).by_arrivals:
+    if job.config.rules.by_arrivals:
         sums.arrived = Arrived(visits.clients, np.zeros(1, np.int64), np.ones(1), {0: now.shared})
     before = {name: value.clone() for name, value in now.shared.items()}
     state, again = (border.step(ServerState(now.shared, now.extras), sums) for _ in range(2))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import platform
 import socket
-import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from hashlib import sha256
@@ -20,6 +19,7 @@ from typing import Any
 from hpcfl.base.errors import UsageError, listed
 from hpcfl.base.loaded import OURS
 from hpcfl.base.plugins import digests
+from hpcfl.base.terminal import say
 from hpcfl.config import Config
 from hpcfl.launch.failure import raise_together
 from hpcfl.mpi.waiting import tell, texts
@@ -86,7 +86,7 @@ def check_builds(found: Sequence[Build], allow_mixed: bool) -> str:
     if line := differing(found):
         if not allow_mixed:
             raise UsageError(f"{line}: expected the same on all ranks; --allow-mixed runs with them as they are")
-        print(f"hpcfl: {line}: another number of ranks may give another result", file=sys.stderr, flush=True)
+        say(f"{line}: another number of ranks may give another result")
     return line
 
 

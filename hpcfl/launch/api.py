@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpcfl import store
 from hpcfl.base.errors import ErrorOnOtherRank, RunError, UsageError
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch, xarray
 from hpcfl.base.memory import LARGE_PAGES
 from hpcfl.config import Config, Overlay
 from hpcfl.engine import stopping
@@ -24,10 +24,6 @@ from hpcfl.mpi.cores import cores
 from hpcfl.mpi.devices import VISIBLE
 from hpcfl.mpi.launcher import world
 from hpcfl.results.trained import Models, NotHereError, open_models, shared_weights
-
-if TYPE_CHECKING:
-    import xarray
-    from torch import Tensor, nn
 
 THREADS = "OMP_NUM_THREADS"
 
@@ -63,7 +59,7 @@ class Run:
         """The clients' models at the end, as `hpcfl.open_models` returns them."""
         return open_models(self.folder, self.data_dir, force=self.force, trust=self.trust)
 
-    def module(self, client: int | None = None) -> nn.Module:
+    def module(self, client: int | None = None) -> torch.nn.Module:
         """Return the trained model as a plain module, set to evaluate: the shared one, or a client's own.
 
         Raises
@@ -150,8 +146,7 @@ def run(
     silent = not sys.stdout.isatty() if quiet is None else quiet
 
     def decide() -> RunRequest | None:
-        keys = settings or {}
-        return run_request(config, keys, folder, data, resume, force, overlays, trust, quiet=silent)
+        return run_request(config, settings or {}, folder, data, resume, force, overlays, trust, quiet=silent)
 
     with _left_as_it_was():
         comm = world() if comm is None else comm

@@ -81,11 +81,11 @@ def fail(comm: Any, folder: Path | None, error: BaseException) -> None:
         line = f"{'' if comm is None else f'rank {comm.Get_rank()} of {comm.Get_size()}: '}{_line(error)}"
         bare = isinstance(error, UserError) and "--debug" not in sys.argv
         text = "" if bare else "".join(traceback.format_exception(error))
-        if not _claimed(folder, f"{line}\n{_trace(error)}"):
+        if not _claimed(folder, line, error):
             time.sleep(GIVE_UP_SECONDS)  # another rank speaks and is about to end the job
         else:
             print(f"hpcfl: {line}\n{text}", end="", file=sys.stderr, flush=True)
-            if folder is not None and _is_there(folder / "run.h5"):
+            if folder is not None and os.access(folder / "run.h5", os.F_OK):
                 note(folder, line)
     finally:
         if comm is not None:
@@ -97,20 +97,14 @@ def noted(folder: Path | None, error: BaseException) -> BaseException:
     """Write the status of a run of this process alone that has failed; return the error, or what is behind it."""
     keep_open(error)
     explained = _explained(None, folder, error)
-    if folder is not None and _is_there(folder / "run.h5"):
-        _claimed(folder, f"{_line(explained)}\n{_trace(explained)}")
+    if folder is not None and os.access(folder / "run.h5", os.F_OK):
+        _claimed(folder, _line(explained), explained)
         note(folder, _line(explained))
     return explained
 
 
 def _line(error: BaseException) -> str:
     return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-
-
-def _trace(error: BaseException) -> str:
-    """What is written down of where an error came from: nothing of one that was foreseen."""
-    foreseen = isinstance(error, UserError) and error.__cause__ is None
-    return "" if foreseen else "".join(traceback.format_exception(error))
 
 
 def note(folder: Path, reason: str) -> None:
@@ -158,7 +152,7 @@ def refused(folder: Path, error: BaseException) -> RunError | None:
         return None
     why = os.strerror(number)
     if number in GONE:
-        there = file if _is_there(folder / "run.h5") else folder
+        there = file if os.access(folder / "run.h5", os.F_OK) else folder
         text = f"'{there}' is gone: it was deleted, moved or unmounted under the run ({why}); what was written there "
         text += "may be lost; where the folder is still whole, hpcfl resume goes on after its last checkpoint"
         return RunError(text).with_traceback(error.__traceback__)
@@ -169,22 +163,17 @@ def refused(folder: Path, error: BaseException) -> RunError | None:
     return RunError(f"{text}: hpcfl resume {folder} goes on").with_traceback(error.__traceback__)
 
 
-def _is_there(path: Path) -> bool:
-    """Whether a path is there; of a file system that has gone even that is refused."""
-    try:
-        path.stat()
-    except OSError:
-        return False
-    return True
+def _claimed(folder: Path | None, line: str, error: BaseException) -> bool:
+    """True where this rank is the first to write down an error of the run, or nobody can.
 
-
-def _claimed(folder: Path | None, text: str) -> bool:
-    """True where this rank is the first to write down an error of the run, or nobody can."""
-    if folder is None or not _is_there(folder):
+    Where it came from is written too, unless it was foreseen.
+    """
+    if folder is None or not os.access(folder, os.F_OK):  # a file system that has gone refuses even that
         return True
+    foreseen = isinstance(error, UserError) and error.__cause__ is None
     try:
         with (folder / ERROR_FILE).open("x") as file:
-            file.write(text)
+            file.write(line + "\n" + ("" if foreseen else "".join(traceback.format_exception(error))))
     except FileExistsError:
         return False
     except OSError:  # a full disk takes no file, but a lock, which is there until this process ends

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from hpcfl.base.errors import RunError
 from hpcfl.base.lazy import torch
+from hpcfl.base.terminal import say
 from hpcfl.config import Config
 from hpcfl.data import Federation
 from hpcfl.data.shared import attach, shared
@@ -131,5 +131,5 @@ def read_once(
             federation = attach(text, config.data) if text else None
         except RunError as error:
             if rank == here[min(1, len(here) - 1)]:  # one of those that map
-                print(f"hpcfl: each rank of this host reads the data by itself: {error}", file=sys.stderr, flush=True)
+                say(f"each rank of this host reads the data by itself: {error}")
         yield federation

@@ -7,7 +7,6 @@ import os
 import platform
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,29 +19,20 @@ from hpcfl import config as configs
 from hpcfl import store
 from hpcfl.base import plugins
 from hpcfl.base.blame import blaming
-from hpcfl.base.errors import (
-    Diverged,
-    ErrorOnOtherRank,
-    LeftOut,
-    RunError,
-    Stopped,
-    UsageError,
-    UserError,
-    listed,
-    refusal,
-)
+from hpcfl.base.errors import Diverged, ErrorOnOtherRank, LeftOut, RunError, Stopped, UsageError, UserError, refusal
 from hpcfl.base.lazy import MPI, torch
 from hpcfl.base.loaded import renew
 from hpcfl.base.memory import prefer_large_pages
-from hpcfl.base.types import Computing, State
+from hpcfl.base.terminal import say
+from hpcfl.base.types import Computing
 from hpcfl.config import Config
 from hpcfl.data.absent import about_samples
 from hpcfl.engine import stopping
-from hpcfl.engine.checkpointing import Saver, restored, write_part
+from hpcfl.engine.checkpointing import Saver, begin, mark_of, see_one_folder, write_part
 from hpcfl.engine.hangs import Moves, watched
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.loop import run
-from hpcfl.engine.profile import Phases, Profile, gathered, report
+from hpcfl.engine.profile import Phases, gathered, report
 from hpcfl.engine.progress import Reporter
 from hpcfl.engine.record import Recorder, about_clients, about_model
 from hpcfl.engine.recorded_columns import columns
@@ -54,19 +44,15 @@ from hpcfl.launch.failure import ERROR_FILE, GIVE_UP_SECONDS, fail, noted, raise
 from hpcfl.launch.host import fixed_arithmetic, other_device, placed, read_once
 from hpcfl.launch.request import RunRequest
 from hpcfl.mpi.channel import connect
-from hpcfl.mpi.collective import Collective, Profiled
+from hpcfl.mpi.collective import Collective
 from hpcfl.mpi.cores import Processors, processors, shares, threads
 from hpcfl.mpi.launcher import end_job, has_ulfm, library
 from hpcfl.mpi.placement import check_communicators, check_there, lane_topologies
-from hpcfl.mpi.transport import Alone, Transport
+from hpcfl.mpi.transport import Transport
 from hpcfl.mpi.waiting import Patience, Roll, names, tell, texts
 from hpcfl.realtime import start
 from hpcfl.realtime.watchdog import Noticeboard, Watchdog
-from hpcfl.schedule.doubling import Stage
-from hpcfl.schedule.planner import Flights
-from hpcfl.store.atomic import PREFIX, number_of
-from hpcfl.store.inside import one_line
-from hpcfl.sums.guard import Norms, Watch
+from hpcfl.store.atomic import number_of
 
 Processes = list[tuple[str, str]]
 """Host and process id of each rank."""
@@ -147,7 +133,7 @@ def carry_out(request: RunRequest, comm: Any) -> None:
             opened = partial(_open, request, processes, where, job, now, ranks)
             raise_together(ranks, opened if rank == 0 else lambda: None)
         run = _in_step if board is None else partial(_in_real_time, board=board)
-        phases = Profile() if request.profile else Phases()
+        phases = Phases(request.profile)
         try:
             tells = board is None or rank == 0  # of the round: other ranks are told of each by the server
             moving = watched(job.moves, config.patience, rank, len(hosts), waits_in_words=board is not None)
@@ -185,7 +171,7 @@ def _without_absent(request: RunRequest, ranks: Any) -> Iterator[None]:
     try:
         yield
     except LeftOut as error:
-        print(f"hpcfl: {error}", file=sys.stderr, flush=True)
+        say(str(error))
         os._exit(0)  # without MPI's farewell, in which the others do not wait for this rank
     except (UserError, ErrorOnOtherRank) as error:
         if not getattr(ranks, "absent", None):
@@ -213,9 +199,8 @@ def _prepared(
         if config.clock == "wall":
             config.check_lanes(lane_topologies(config.lane_width, hosts, job.chunks))
         if rank == 0 and torch.get_num_threads() != count:
-            line = f"threads = {count}: torch was loaded before, and keeps {torch.get_num_threads()}"
-            print(f"hpcfl: {line}", file=sys.stderr, flush=True)
-        return job, _begun(job, request, rank)
+            say(f"threads = {count}: torch was loaded before, and keeps {torch.get_num_threads()}")
+        return job, begin(job, rank, request.checkpoint)
 
     with read_once(config, request.data_dir, comm, hosts, check) as federation:
         job, now = raise_together(comm, make)
@@ -228,11 +213,8 @@ def _prepared(
 def _share(comm: Any, hosts: list[str]) -> float:
     """How many cores' worth of its host this rank has; `hosts` [ranks] are those of all ranks."""
     own = processors()
-    if comm is None:
-        return shares([own])[0]
-    rank, texts = comm.Get_rank(), told(comm, json.dumps([list(own.cores), dict(own.quotas)]))
-    here = [each for each, host in enumerate(hosts) if host == hosts[rank]]
-    return shares([Processors(*json.loads(texts[each])) for each in here])[here.index(rank)]
+    everyone = told(comm, json.dumps([list(own.cores), dict(own.quotas)]))
+    return shares([Processors(*json.loads(text)) for text in everyone], hosts)[0 if comm is None else comm.Get_rank()]
 
 
 def _check_mpi(config: Config, comm: Any, hosts: list[str]) -> None:
@@ -256,11 +238,9 @@ def _in_step(
     job: Job, request: RunRequest, now: Progress, comm: Any, processes: Processes, phases: Phases
 ) -> Stopped | None:
     """Run in simulated time: all ranks in step, until those of the clients are released."""
-    transport: Transport = Alone()
-    if comm is not None:
-        transport = Profiled(comm, phases.phase) if request.profile else Collective(comm)
+    transport = Transport() if comm is None else Collective(comm, phases.phase if request.profile else None)
     stop = stopping.Stop(request.folder, transport.serves)
-    rounds = Simulated(job, transport, now.round, _see_one_folder(request.folder, comm, processes))
+    rounds = Simulated(job, transport, now.round, see_one_folder(request.folder, processes[0][1], comm))
     rounds.phases = phases
 
     def rest() -> None:
@@ -274,28 +254,11 @@ def _in_step(
     return stopped
 
 
-def _see_one_folder(folder: Path, comm: Any, processes: Processes) -> bool:
-    """Whether all ranks see the run folder that rank 0 has opened; where one does not, that is said once."""
-    if comm is None:
-        return True
-    seen = names(comm, str(_mark(folder, processes).exists()))
-    blind = [f"rank {rank}" for rank, word in enumerate(seen) if word != str(True)]
-    if blind and comm.Get_rank() == 0:
-        line = f"{listed(blind)} cannot see '{folder}': personal state is sent to rank 0 for checkpoints"
-        print(f"hpcfl: {line}", file=sys.stderr, flush=True)
-    return not blind
-
-
-def _mark(folder: Path, processes: Processes) -> Path:
-    """A file that rank 0 makes for the others to see; the first segment sweeps it away."""
-    return folder / "checkpoints" / f"{PREFIX}{processes[0][1]}-seen"
-
-
 def _in_real_time(
     job: Job, request: RunRequest, now: Progress, comm: Any, processes: Processes, phases: Phases, board: Noticeboard
 ) -> Stopped | None:
     """Run in real time: the server leads, the client ranks do what they are asked."""
-    apart = _see_one_folder(request.folder, comm, processes)
+    apart = see_one_folder(request.folder, processes[0][1], comm)
     connected, absent = None, dict[int, str]()
     if isinstance(comm, Roll):
         comm, connected, absent = comm.comm, comm.connected, comm.absent
@@ -364,52 +327,11 @@ def _write_end(folder: Path, stopped: Stopped | None) -> None:
         store.write_status(folder, "done")
     elif isinstance(stopped, Diverged):
         store.write_status(folder, "diverged", stopped.reason)
-        print(f"hpcfl: '{folder}' has diverged: {stopped.reason}; {stopped.remedy}", file=sys.stderr, flush=True)
+        say(f"'{folder}' has diverged: {stopped.reason}; {stopped.remedy}")
     else:
         store.write_status(folder, "stopped", stopped.reason)
         print(f"stopped after round {stopped.round} ({stopped.reason}); hpcfl resume {folder} goes on", flush=True)
     store.release(folder)  # now: a process that waits for the status need not wait for the last rank to leave
-
-
-def _begun(job: Job, request: RunRequest, rank: int) -> Progress:
-    """Where this rank begins: before round 0, or after the checkpoint; each rank reads the clients it hosts."""
-    now = job.begin(rank)
-    if request.checkpoint is not None:
-        try:
-            _take_up(now, request.checkpoint, job, rank)
-        except (ValueError, TypeError, LookupError, RuntimeError) as error:
-            what = f"{type(error).__name__}: {one_line(error)}"
-            raise RunError(f"checkpoint {request.checkpoint} does not fit the run: {what}") from error
-    return now
-
-
-def _take_up(now: Progress, path: Path, job: Job, rank: int) -> None:
-    """Set a rank to where a checkpoint was written."""
-    now.saved = path
-    saved = store.load(path, personal=False)
-    now.round, now.stage = saved.round, Stage.of(saved.clock)
-    now.clock = {name: saved.clock[name] for name in now.clock}
-    now.norms, now.watch = Norms.restored(saved.memory), Watch.restored(saved.memory)
-    now.flights = Flights.restored(saved.memory, job.config.clients)
-    store.check_shared(saved.shared, now.shared)
-    hosted = [client for chunk in job.hosted(rank) for client in chunk.clients.tolist()]
-    store.check_personal(path, hosted, job.like, job.task.federation.shapes)
-    now.served = {version: restored(now.shared, state) for version, state in saved.served.items()}
-    now.shared, now.extras = restored(now.shared, saved.shared), restored(now.extras, saved.extras)
-    for chunk in job.hosted(rank):
-        state = now.personal[chunk.number]
-        held = store.load_personal(path, chunk.clients.tolist()) if state else {}
-        for name in state:
-            for row, client in enumerate(chunk.clients.tolist()):
-                state[name][row] = torch.from_numpy(held[client][name])
-    if saved.stale and rank == 0:
-
-        def everyone() -> Iterator[tuple[int, State]]:
-            for chunk in job.chunks:
-                held = store.load_personal(path, chunk.clients.tolist())
-                yield from ((client, restored(job.like(client), state)) for client, state in held.items())
-
-        now.extras = job.algorithm.recalled(job.task, now.extras, everyone)
 
 
 def _open(
@@ -433,11 +355,11 @@ def _open(
             with _writable(folder):
                 store.rebuild(folder, changed)
         if other := other_device(held, where["devices"]):
-            print(f"hpcfl: '{folder}' {other}", file=sys.stderr, flush=True)
+            say(f"'{folder}' {other}")
     if line := plugins.run_here(job.config.code):
-        print(f"hpcfl: '{folder}': {line}", file=sys.stderr, flush=True)
+        say(f"'{folder}': {line}")
     with _writable(folder):
-        mark = _mark(folder, processes)
+        mark = mark_of(folder, processes[0][1])
         mark.parent.mkdir(exist_ok=True)
         mark.touch()
         stopping.withdraw(folder)  # before the status: from then on requests are for this start

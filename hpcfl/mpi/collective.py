@@ -7,7 +7,7 @@ real time.)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
 
@@ -22,23 +22,40 @@ from hpcfl.mpi.waiting import doze, wait
 from hpcfl.sums.message import ExactSums
 from hpcfl.sums.packing import Bytes, Packing, as_bytes
 
+Phase = Callable[[str], AbstractContextManager[None]]
+
 
 class Collective(Transport):
-    """One lane of all ranks; `comm` is duplicated, so that no other traffic is mixed with it."""
+    """One lane of all ranks; `comm` is duplicated, so that no other traffic is mixed with it.
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
-        self.comm = comm.Dup()
-        self.rank, self.size = comm.Get_rank(), comm.Get_size()
+    Where a `phase` measures, all ranks wait until all have come before each collective, so that waiting can be told
+    from moving and summing: the one is the phase "waiting", the other "broadcast" or "reduction".
+    """
+
+    def __init__(self, comm: MPI.Intracomm, phase: Phase | None = None) -> None:
+        super().__init__(comm.Get_size())
+        self.comm, self.rank, self.phase = comm.Dup(), comm.Get_rank(), phase
+
+    @contextmanager
+    def _met(self, name: str) -> Iterator[None]:
+        if self.phase is None:
+            yield
+            return
+        with self.phase("waiting"):
+            wait([self.comm.Ibarrier()])
+        with self.phase(name):
+            yield
 
     def invite(self, shared: State) -> State:
         """Broadcast the shared state."""
-        packing = Packing(shared)
-        buffer = torch.empty(0) if self.serves else packing.zeros()
-        parts = packing.sent(shared) if self.serves else packing.received(buffer)
-        self._tell(parts)
-        if self.serves:
-            return shared
-        return {name: on_device(value, shared[name].device) for name, value in packing.views(buffer).items()}
+        with self._met("broadcast"):
+            packing = Packing(shared)
+            buffer = torch.empty(0) if self.serves else packing.zeros()
+            parts = packing.sent(shared) if self.serves else packing.received(buffer)
+            self._tell(parts)
+            if self.serves:
+                return shared
+            return {name: on_device(value, shared[name].device) for name, value in packing.views(buffer).items()}
 
     def close(self, sums: ExactSums) -> ExactSums:
         """Reduce each group of blocks in the order in which backpropagation finishes them.
@@ -46,11 +63,12 @@ class Collective(Transport):
         Large blocks travel as whole numbers. With them ranks tell the server where these do not suffice; it tells
         everybody, and there the bins follow.
         """
-        self._sum(sums.settled().buffers)
-        if len(sums.wide):
-            self._tell([sums.wide])
-            self._sum(sums.uppers())
-        return sums
+        with self._met("reduction"):
+            self._sum(sums.settled().buffers)
+            if len(sums.wide):
+                self._tell([sums.wide])
+                self._sum(sums.uppers())
+            return sums
 
     def _tell(self, buffers: Sequence[Bytes | Floats]) -> None:
         """Give every rank the server's, in the place of its own."""
@@ -70,9 +88,10 @@ class Collective(Transport):
         By Iallreduce, unlike `agree`: all ranks go on at once with what they hear, and the blocks may be large, where
         a library has better than to carry all of them through the server.
         """
-        self._share(sums.settled().buffers)
-        self._share(sums.uppers())
-        return sums
+        with self._met("reduction"):
+            self._share(sums.settled().buffers)
+            self._share(sums.uppers())
+            return sums
 
     def _share(self, buffers: Sequence[Floats | Ints]) -> None:
         pieces = [piece for buffer in buffers for piece in in_pieces(buffer)]
@@ -82,9 +101,10 @@ class Collective(Transport):
 
     def reduce(self, values: Floats) -> Floats:
         """Sum over ranks; exact where each element is non-zero on one rank only, or a whole number."""
-        total = np.array(values, order="C")
-        self._sum([total])
-        return total
+        with self._met("reduction"):
+            total = np.array(values, order="C")
+            self._sum([total])
+            return total
 
     def agree(self, values: Floats) -> Floats:
         """Sum over ranks, as `reduce` does, and tell everybody.
@@ -92,26 +112,26 @@ class Collective(Transport):
         Not an Iallreduce: there a rank's every step waits until its partner wakes from polling. Here the server sends
         and goes on, and the others hear of it where they would wait for its next state anyway.
         """
-        total = self.reduce(values)
-        self._tell([total])
-        return total
+        with self.phase("reduction") if self.phase else nullcontext():  # whose waiting is that of `reduce`
+            total = self.reduce(values)
+            self._tell([total])
+            return total
 
     def collect(self, chunks: Sequence[Chunk], personal: Personal, like: Like) -> Iterator[Saved]:
         """Send the chunks' states to the server one by one, so that it holds a single one in memory."""
         for chunk in chunks:
-            if chunk.rank == self.rank and not self.serves:
+            if chunk.rank == self.rank and self.serves:
+                yield chunk.clients, arrays(personal[chunk.number])
+            elif chunk.rank == self.rank:
                 state = personal[chunk.number]
                 packed = as_bytes(Packing(state).packed(state))
                 wait([self.comm.Isend(piece, dest=0) for piece in in_pieces(packed)])
-            if self.serves:
-                state = personal[chunk.number] if chunk.rank == 0 else self._taken(chunk, like(int(chunk.clients[0])))
-                yield chunk.clients, arrays(state)
-
-    def _taken(self, chunk: Chunk, like: State) -> State:
-        packing = Packing({name: value.expand(len(chunk.clients), *value.shape) for name, value in like.items()})
-        buffer = packing.zeros()
-        wait([self.comm.Irecv(piece, source=chunk.rank) for piece in in_pieces(as_bytes(buffer))])
-        return packing.views(buffer)
+            elif self.serves:
+                likes = like(int(chunk.clients[0])).items()
+                packing = Packing({name: each.expand(len(chunk.clients), *each.shape) for name, each in likes})
+                buffer = packing.zeros()
+                wait([self.comm.Irecv(piece, source=chunk.rank) for piece in in_pieces(as_bytes(buffer))])
+                yield chunk.clients, arrays(packing.views(buffer))
 
     def leave(self, stopped: Stopped | None = None, rest: Callable[[], None] = idle) -> Stopped | None:
         """Hear the server's last word, asleep, and meet at a polled barrier: MPI_Finalize spins while it waits."""
@@ -127,41 +147,3 @@ class Collective(Transport):
             self.received += nbytes
         else:
             self.sent += nbytes
-
-
-class Profiled(Collective):
-    """Waits until all ranks have come before each collective, so that waiting can be told from moving and summing.
-
-    `phase` measures both: the one as "waiting", the other as "broadcast" or "reduction".
-    """
-
-    def __init__(self, comm: MPI.Intracomm, phase: Callable[[str], AbstractContextManager[None]]) -> None:
-        super().__init__(comm)
-        self.phase = phase
-
-    @contextmanager
-    def _met(self, name: str) -> Iterator[None]:
-        with self.phase("waiting"):
-            wait([self.comm.Ibarrier()])
-        with self.phase(name):
-            yield
-
-    def invite(self, shared: State) -> State:
-        with self._met("broadcast"):
-            return super().invite(shared)
-
-    def close(self, sums: ExactSums) -> ExactSums:
-        with self._met("reduction"):
-            return super().close(sums)
-
-    def share(self, sums: ExactSums) -> ExactSums:
-        with self._met("reduction"):
-            return super().share(sums)
-
-    def reduce(self, values: Floats) -> Floats:
-        with self._met("reduction"):
-            return super().reduce(values)
-
-    def agree(self, values: Floats) -> Floats:
-        with self.phase("reduction"):  # whose waiting is that of `reduce`, the first half of it
-            return super().agree(values)

@@ -101,30 +101,24 @@ def _groups(root: Path) -> Iterator[Path]:
         else:
             continue
         if path is not None:
-            yield from _upwards(root / fields[4].lstrip("/"), fields[3], path)
+            mount, top = root / fields[4].lstrip("/"), fields[3]  # what is mounted begins at the group `top`
+            inside = Path(path).is_relative_to(top) and ".." not in Path(path).parts
+            group = mount / Path(path).relative_to(top) if inside else mount
+            yield from (each for each in (group, *group.parents) if each.is_relative_to(mount))
 
 
-def _upwards(mount: Path, top: str, path: str) -> Iterator[Path]:
-    """Yield the folders of a group and of those around it, as far as what is mounted, which begins at group `top`."""
-    inside = Path(path).is_relative_to(top) and ".." not in Path(path).parts
-    group = mount / Path(path).relative_to(top) if inside else mount
-    yield group
-    while group != mount:
-        group = group.parent
-        yield group
-
-
-def shares(visible: Sequence[Processors]) -> list[float]:
-    """Return how many cores' worth each rank of one host has.
+def shares(visible: Sequence[Processors], hosts: Sequence[str]) -> list[float]:
+    """Return how many cores' worth of its host each rank has, of `hosts` [ranks].
 
     A core is divided among all ranks that see it, and the quota of a control group among all that are in it.
     """
-    users = Counter(core for each in visible for core in each.cores)
-    members = Counter(group for each in visible for group in each.quotas)
-    return [
-        min([sum(1 / users[core] for core in each.cores), *(each.quotas[name] / members[name] for name in each.quotas)])
-        for each in visible
-    ]
+    users = Counter((host, core) for host, each in zip(hosts, visible) for core in each.cores)
+    members = Counter((host, group) for host, each in zip(hosts, visible) for group in each.quotas)
+    found = []
+    for host, each in zip(hosts, visible):
+        quotas = (quota / members[host, group] for group, quota in each.quotas.items())
+        found.append(min([sum(1 / users[host, core] for core in each.cores), *quotas]))
+    return found
 
 
 def threads(share: float, asked: str = "") -> int:

@@ -166,7 +166,19 @@ def starter() -> list[str]:
     except RunError as error:
         hint = "MPI4PY_LIBMPI=<prefix>/lib/libmpi.so.40 (Open MPI) or libmpi.so.12 (MPICH) says which one to load"
         raise UsageError(f"{error}; {hint}") from None
-    return starting(text, _mpiexec(), _srun_kinds() if "SLURM_JOB_ID" in os.environ else "")
+    mpiexec = shutil.which("mpiexec") or ""
+    with suppress(OSError):  # no Linux
+        for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+            if found := re.search(r"(/.*)/[^/]+/libmpi(?:ch|_cray)?\.so", line):
+                beside = Path(found[1], "bin", "mpiexec")  # of the library that this process has loaded
+                mpiexec = str(beside) if beside.exists() else mpiexec
+                break
+    kinds = ""
+    if "SLURM_JOB_ID" in os.environ:
+        with suppress(OSError, subprocess.TimeoutExpired):
+            said = subprocess.run(["srun", "--mpi=list"], capture_output=True, text=True, timeout=30, check=False)
+            kinds = said.stdout + said.stderr
+    return starting(text, mpiexec, kinds)
 
 
 def starting(text: str, mpiexec: str, kinds: str) -> list[str]:
@@ -183,25 +195,6 @@ def starting(text: str, mpiexec: str, kinds: str) -> list[str]:
     if kind in kinds.split():
         return ["srun", f"--mpi={kind}", "--kill-on-bad-exit=1"]
     raise UsageError(f"mpi4py loads {library(text)}, whose mpiexec is neither beside that library nor on PATH")
-
-
-def _mpiexec() -> str:
-    """The mpiexec of the installation whose library this process has loaded, else the one on PATH, "" for none."""
-    with suppress(OSError):  # no Linux
-        for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
-            if found := re.search(r"(/.*)/[^/]+/libmpi(?:ch|_cray)?\.so", line):
-                beside = Path(found[1], "bin", "mpiexec")
-                return str(beside) if beside.exists() else shutil.which("mpiexec") or ""
-    return shutil.which("mpiexec") or ""
-
-
-def _srun_kinds() -> str:
-    """What ``srun --mpi=list`` says, to either stream."""
-    try:
-        said = subprocess.run(["srun", "--mpi=list"], capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return said.stdout + said.stderr
 
 
 def launcher(environ: Environ) -> str:
@@ -293,15 +286,15 @@ def has_cuda(comm: Any) -> bool | None:
         return None
 
 
-def local(comm: Any) -> tuple[int, int]:
-    """This rank's number among the ranks of its host, and how many these are.
+def local(comm: Any) -> int:
+    """This rank's number among the ranks of its host.
 
     By host name: under ``srun --mpi=pmix`` Open MPI's shared-memory communicator holds a single rank.
     """
     if comm is None:
-        return 0, 1
+        return 0
     hosts, rank = names(comm, socket.gethostname()), comm.Get_rank()
-    return hosts[:rank].count(hosts[rank]), hosts.count(hosts[rank])
+    return hosts[:rank].count(hosts[rank])
 
 
 def _ulfm_asked(environ: Environ) -> bool:

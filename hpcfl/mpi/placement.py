@@ -153,7 +153,8 @@ def lane_topologies(width: int | str, hosts: Sequence[str], chunks: Sequence[Chu
 
 def topology(ranks: Sequence[int], chunks: Sequence[Chunk]) -> Topology:
     """Return a lane of these ranks, with the clients that each of them hosts."""
-    return Topology(tuple(ranks), tuple(_hosted(rank, chunks) for rank in ranks))
+    hosted = (tuple(tuple(chunk.clients.tolist()) for chunk in chunks if chunk.rank == rank) for rank in ranks)
+    return Topology(tuple(ranks), tuple(hosted))
 
 
 @dataclass(frozen=True)
@@ -291,10 +292,6 @@ def lane_ranks(width: int | str, hosts: Sequence[str]) -> list[tuple[int, ...]]:
     return [tuple(row) for row in rows if row]
 
 
-def _hosted(rank: int, chunks: Sequence[Chunk]) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(chunk.clients.tolist()) for chunk in chunks if chunk.rank == rank)
-
-
 def check_width(width: int | str, ranks: int, leaders: int | str = "node") -> None:
     """Raise UsageError where there is nobody to be on a lane, or to lead, or a lane would be wider than the world."""
     if ranks < 2:
@@ -322,11 +319,8 @@ def check_there(least: int | None, ranks: int, absent: Collection[int], seconds:
 
 def check_single(who: str, width: int | str, lanes: Sequence[Topology] = ()) -> None:
     """Raise UsageError where ranks would share a lane although single messages are looked at: `who` says by what."""
-    if (
-        width in ("all", TWO_LEVEL)
-        or (isinstance(width, int) and width > 1)
-        or any(len(lane.ranks) > 1 for lane in lanes)
-    ):
+    wide = width in ("all", TWO_LEVEL) or (isinstance(width, int) and width > 1)
+    if wide or any(len(lane.ranks) > 1 for lane in lanes):
         raise UsageError(
             f"lane_width: {who} single messages, which ranks that share a lane add up on the way: "
             f"expected 1, got {width!r}; did you mean 1?"

@@ -1,26 +1,20 @@
 """What the round loop asks of whatever connects the ranks, and the transport of a single process.
 
-The loop knows only this interface. `Alone` hosts every client in one process and imports no MPI;
-`hpcfl.mpi.collective` has the transport over MPI.
+The loop knows only this interface, and here is no MPI; `hpcfl.mpi.collective` has the transport over MPI.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcfl.base.errors import Stopped
+from hpcfl.base.lazy import Tensor
 from hpcfl.base.types import Floats, Ints, State
 from hpcfl.mpi.placement import Chunk
 from hpcfl.sums.message import ExactSums
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 Personal = dict[int, State]
 """Personal state of the chunks a rank hosts: ``{chunk number: {name: [c, …]}}``."""
@@ -47,13 +41,19 @@ def as_chunk(client: int, state: Arrays) -> Saved:
     return np.array([client], dtype=np.int64), {name: value[None] for name, value in state.items()}
 
 
-class Transport(ABC):
-    """How state reaches the clients and sums reach the server; rank 0 serves."""
+class Transport:
+    """How state reaches the clients and sums reach the server; rank 0 serves.
+
+    This one connects nobody: its process is server and clients at once. `size`: ranks of which figures are kept, some
+    being released.
+    """
 
     rank = 0
-    size = 1
     sent = 0  # bytes handed to the wire by this rank since `count` was last called
     received = 0
+
+    def __init__(self, size: int = 1) -> None:
+        self.size = size
 
     @property
     def serves(self) -> bool:
@@ -65,32 +65,32 @@ class Transport(ABC):
         self.sent = self.received = 0
         return counted
 
-    @abstractmethod
     def invite(self, shared: State) -> State:
         """Give every rank the server's shared state."""
+        return shared
 
-    @abstractmethod
     def close(self, sums: ExactSums) -> ExactSums:
         """Return the sums over all ranks (meaningful on the server); `sums` may be changed."""
+        return sums
 
-    @abstractmethod
     def share(self, sums: ExactSums) -> ExactSums:
         """Return the sums over all ranks, the same on every rank; `sums` may be changed."""
+        return sums
 
-    @abstractmethod
     def reduce(self, values: Floats) -> Floats:
         """Return the element-wise sum over ranks of a small array (meaningful on the server)."""
+        return values
 
-    @abstractmethod
     def agree(self, values: Floats) -> Floats:
         """Return the element-wise sum over ranks of a small array, the same on every rank."""
+        return values
 
-    @abstractmethod
     def collect(self, chunks: Sequence[Chunk], personal: Personal, like: Like) -> Iterator[Saved]:
         """Yield every chunk's personal state on the server, one at a time, and nothing elsewhere.
 
         Every rank must exhaust the iterator.
         """
+        return ((chunk.clients, arrays(personal[chunk.number])) for chunk in chunks)
 
     def leave(self, stopped: Stopped | None = None, rest: Callable[[], None] = idle) -> Stopped | None:
         """Part from the other ranks, for good; return how the rounds ended, on every rank.
@@ -98,28 +98,3 @@ class Transport(ABC):
         A rank that was released does not know whether it was `stopped`; it calls `rest` while it waits for the server.
         """
         return stopped
-
-
-class Alone(Transport):
-    """One process that is server and clients at once; `size`: ranks of which figures are kept, some being released."""
-
-    def __init__(self, size: int = 1) -> None:
-        self.size = size
-
-    def invite(self, shared: State) -> State:
-        return shared
-
-    def close(self, sums: ExactSums) -> ExactSums:
-        return sums
-
-    def share(self, sums: ExactSums) -> ExactSums:
-        return sums
-
-    def reduce(self, values: Floats) -> Floats:
-        return values
-
-    def agree(self, values: Floats) -> Floats:
-        return values
-
-    def collect(self, chunks: Sequence[Chunk], personal: Personal, like: Like) -> Iterator[Saved]:
-        return ((chunk.clients, arrays(personal[chunk.number])) for chunk in chunks)

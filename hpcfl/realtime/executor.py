@@ -22,7 +22,7 @@ from hpcfl.base.lazy import torch
 from hpcfl.base.types import Floats, State
 from hpcfl.engine.chunk_batches import Part
 from hpcfl.engine.job import Job, stacked
-from hpcfl.engine.simulated import drained
+from hpcfl.engine.uneven import drained
 from hpcfl.learning.batches import RoundClosed, Training, Visits
 from hpcfl.mpi.placement import Chunk, Turn
 from hpcfl.mpi.transport import Personal

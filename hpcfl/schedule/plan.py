@@ -160,13 +160,11 @@ class Plan:
 
     @classmethod
     def of_arrivals(
-        cls, round: int, layers: int, arrivals: Arrivals, cohort: Ints, seconds: Floats, depth: Ints, **more: Any
+        cls, layers: int, round: int, cohort: Ints, seconds: Floats, depth: Ints, duration: float, **more: Any
     ) -> Plan:
         """Return a round that arrivals have ended: what chances there were is not known."""
         chances = np.full((len(cohort), layers), nan), np.zeros(layers)
-        return cls(
-            round, cohort, seconds, depth, arrival=chances[0], miss_probability=chances[1], arrivals=arrivals, **more
-        )
+        return cls(round, cohort, seconds, depth, duration, *chances, **more)
 
     @property
     def invited(self) -> Ints:

@@ -605,11 +605,8 @@ def planned(run: Planner, round: int, came: list[Came], flights: Flights, start:
     times, seconds = table[3], table[4]
     factors = run.staleness.factors(round - versions) * run.participation.evened(cohort)
     return Plan.of_arrivals(
-        round,
-        layers,
-        Arrivals(versions, numbers, times, factors, waiting, flights.version[waiting]),
-        *(cohort, seconds, depth),
-        duration=flights.now - start,
+        *(layers, round, cohort, seconds, depth, flights.now - start),
+        arrivals=Arrivals(versions, numbers, times, factors, waiting, flights.version[waiting]),
         closes_after=closes_after if closes_after < inf else np.nan,
         steps=steps if run.participation.by_steps else None,
     )

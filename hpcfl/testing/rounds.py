@@ -17,7 +17,7 @@ from hpcfl.engine.job import Job
 from hpcfl.engine.loop import step
 from hpcfl.engine.record import Record
 from hpcfl.engine.simulated import Simulated
-from hpcfl.mpi.transport import Alone
+from hpcfl.mpi.transport import Transport
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client, ServerState
@@ -36,7 +36,7 @@ class Played:
         job = Job.of(config, None, 1, computing=computing)
         self.job = job if wrapper is None else replace(job, algorithm=wrapped(job.algorithm, wrapper))
         self.now, self.rejected = self.job.begin(0), 0
-        self._rounds = Simulated(self.job, Alone(), 0)
+        self._rounds = Simulated(self.job, Transport(), 0)
 
     def play(self, rounds: int) -> Played:
         for _ in range(rounds):

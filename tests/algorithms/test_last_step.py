@@ -18,7 +18,7 @@ from hpcfl.algorithms.salf import Salf
 from hpcfl.base.errors import UsageError
 from hpcfl.config import from_table
 from hpcfl.engine.job import Job
-from hpcfl.engine.simulated import drained
+from hpcfl.engine.uneven import drained
 from hpcfl.learning.batches import Visits
 from hpcfl.testing.runs import play, resume, same, table
 

@@ -22,8 +22,8 @@ from hpcfl.base.errors import RunError, UsageError
 from hpcfl.commands.check import report
 from hpcfl.commands.cli import main
 from hpcfl.config import from_table
+from hpcfl.engine import checkpointing
 from hpcfl.engine.checkpointing import Saver
-from hpcfl.launch import run as launching
 from hpcfl.launch.failure import refused
 from hpcfl.launch.request import resume_request, run_request
 from hpcfl.launch.run import launch
@@ -92,9 +92,11 @@ def test_a_run_goes_on_on_another_number_of_ranks(world: Any, shared_dir: Path) 
 def test_ranks_that_see_other_folders_send_their_state(
     world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    mark = launching._mark
+    mark = checkpointing.mark_of
     blind = [rank for rank in range(world.size) if rank > 0]
-    monkeypatch.setattr(launching, "_mark", lambda *given: Path("nowhere") if world.rank in blind else mark(*given))
+    monkeypatch.setattr(
+        checkpointing, "mark_of", lambda *given: Path("nowhere") if world.rank in blind else mark(*given)
+    )
     folder = play(world, values(), shared_dir / "run", world.comm)
     single = play(world, values(), shared_dir / "single", None)
     if world.rank != 0:

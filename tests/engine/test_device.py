@@ -27,7 +27,7 @@ from hpcfl.engine.simulated import Simulated
 from hpcfl.launch import host as launched
 from hpcfl.learning.optim import Optimizer
 from hpcfl.learning.task import Task
-from hpcfl.mpi.transport import Alone, arrays
+from hpcfl.mpi.transport import Transport, arrays
 from hpcfl.schedule.plan import Plan
 from hpcfl.sums import message
 from hpcfl.sums.message import ExactSums
@@ -148,7 +148,7 @@ def played(given: dict[str, Any], device: str) -> tuple[Job, Progress, list[Coun
     """Some rounds by one process: the job, where they led, the waits of each, the last sums and plan."""
     job = Job.of(configs.from_table(given), None, 1, device)
     now, waits = job.begin(0), []
-    rounds = Simulated(job, Alone(), 0)
+    rounds = Simulated(job, Transport(), 0)
     while now.round < ROUNDS:
         record = Record.open()
         with fake_device.counted() as counted:
@@ -241,7 +241,7 @@ def cost(given: dict[str, Any], device: str) -> tuple[int, int]:
     """How many launches and how many waits the last of some rounds takes: in the first ones ways are tried."""
     job = Job.of(configs.from_table(given), None, 1, device)
     now = job.begin(0)
-    rounds = Simulated(job, Alone(), 0)
+    rounds = Simulated(job, Transport(), 0)
     for _ in range(REPLAYED + 1):
         record = Record.open()
         with fake_device.launched() as launches, fake_device.counted() as waits:
@@ -275,7 +275,7 @@ def test_they_do_not_depend_on_how_large_sums_are(limit: float, fake: str, monke
 
 def test_an_evaluation_waits_once_for_the_clients_and_once_for_the_server(fake: str) -> None:
     job = Job.of(configs.from_table(perceptron(24, 2, batch_clients=3)), None, 1, fake)
-    now, rounds = job.begin(0), Simulated(job, Alone(), 0)
+    now, rounds = job.begin(0), Simulated(job, Transport(), 0)
     evaluate(job, rounds, now, Record.open())  # ways are tried
     with fake_device.counted() as waits:
         scores = evaluate(job, rounds, now, Record.open())
@@ -283,7 +283,7 @@ def test_an_evaluation_waits_once_for_the_clients_and_once_for_the_server(fake: 
     assert job.task.server_test is not None
     assert job.task.server_test[0].device.type == "fake"
     cpu = Job.of(configs.from_table(perceptron(24, 2, batch_clients=3)), None, 1, "cpu")
-    alike = evaluate(cpu, Simulated(cpu, Alone(), 0), cpu.begin(0), Record.open())
+    alike = evaluate(cpu, Simulated(cpu, Transport(), 0), cpu.begin(0), Record.open())
     for name, value in scores.items():
         np.testing.assert_array_equal(value, alike[name], name)
 

@@ -20,7 +20,7 @@ from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.record import Record
 from hpcfl.engine.simulated import Simulated
 from hpcfl.mpi.placement import Topology, check_single, cut
-from hpcfl.mpi.transport import Alone
+from hpcfl.mpi.transport import Transport
 from hpcfl.realtime.frames import frame_formats
 from hpcfl.realtime.outcome import ReceivedSums, messages
 from hpcfl.sums.message import Block
@@ -179,7 +179,7 @@ def played(job: Job, transport: Any) -> tuple[list[dict[str, torch.Tensor]], Pro
 def test_any_number_of_ranks_finds_the_same_to_the_bit(world: Any) -> None:
     from hpcfl.mpi.collective import Collective
 
-    alone, last, _ = played(in_step(1), Alone())
+    alone, last, _ = played(in_step(1), Transport())
     assert all(each.keys() == {"centre"} for each in alone)
     if world.comm is None:
         return

@@ -17,7 +17,7 @@ from hpcfl import store
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.commands.cli import main
 from hpcfl.engine import profile
-from hpcfl.engine.profile import PHASES, Phases, Profile
+from hpcfl.engine.profile import PHASES, Phases
 from hpcfl.engine.record import Record
 from hpcfl.launch.request import run_request
 from hpcfl.launch.run import launch
@@ -44,7 +44,7 @@ def seconds(each: dict[str, float]) -> dict[str, float]:
 
 
 def test_each_moment_belongs_to_the_innermost_phase(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, measured = Clock(monkeypatch), Profile()
+    clock, measured = Clock(monkeypatch), Phases(True)
     clock.after(1)  # before the first round
     measured.begin()
     clock.after(2)
@@ -87,15 +87,15 @@ def test_nothing_is_noted_unasked() -> None:
     with phases.phase("compute"):
         phases.was("store")
     phases.end()
-    assert phases.figures().tolist() == Profile().figures().tolist() == [0.0] * 19
+    assert phases.figures().tolist() == Phases(True).figures().tolist() == [0.0] * 19
 
 
 def test_what_a_record_measures_is_a_phase_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, measured = Clock(monkeypatch), Profile()
+    clock, measured = Clock(monkeypatch), Phases(True)
     record = Record.open(measured)
     with record.timed("server_seconds"):
         clock.after(1)
-        with record.phase("reduction"):
+        with record.phases.phase("reduction"):
             clock.after(2)
         with record.timed("wait_seconds"):
             clock.after(4)
@@ -210,7 +210,7 @@ def test_a_collective_begins_when_all_have_come(world: Any, shared_dir: Path) ->
     """Until then it is waiting; what is moved and summed is what it is without."""
     if world.size == 1:
         pytest.skip("nobody to wait for")
-    from hpcfl.mpi.collective import Profiled
+    from hpcfl.mpi.collective import Collective
 
     entered: list[str] = []
 
@@ -228,7 +228,7 @@ def test_a_collective_begins_when_all_have_come(world: Any, shared_dir: Path) ->
         time.sleep(0.02 * world.rank)
         (turn / str(world.rank)).touch()
 
-    turn, transport = shared_dir, Profiled(world.comm, phase)
+    turn, transport = shared_dir, Collective(world.comm, phase)
     come("invite")
     assert transport.invite({"a": torch.full((3,), float(world.rank))})["a"].tolist() == [0.0] * 3
     sums = [ExactSums(({"a": Block((2,))},), 1, np.zeros(1)) for _ in range(2)]

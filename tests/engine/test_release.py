@@ -32,7 +32,7 @@ from hpcfl.learning.evaluate import client_objectives, server_objective
 from hpcfl.learning.task import Task
 from hpcfl.models import Model
 from hpcfl.models.mlp import Mlp
-from hpcfl.mpi.transport import Alone
+from hpcfl.mpi.transport import Transport
 from hpcfl.testing.runs import play, recorded, resume, same, table, toml
 
 ROUNDS, OVER = 5, 2
@@ -86,7 +86,7 @@ def test_who_is_not_invited_is_not_visited(solo: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_server_takes_over_and_the_others_forget(rank: int) -> None:
     """Two ranks, either of them without the other."""
-    transport = Alone(2)
+    transport = Transport(2)
     transport.rank = rank
     job = Job.of(from_table(values("fedrep")), None, 2)
     rounds, now = Simulated(job, transport, 0), job.begin(1)  # all clients live on rank 1

@@ -19,7 +19,7 @@ from hpcfl.engine.simulated import Simulated
 from hpcfl.learning import fused, slots
 from hpcfl.learning.batches import Visits
 from hpcfl.learning.task import Task
-from hpcfl.mpi.transport import Alone, arrays
+from hpcfl.mpi.transport import Transport, arrays
 from hpcfl.testing import fake_device
 
 pytestmark = pytest.mark.skipif(not fake_device.available(), reason="this torch has no back ends in Python")
@@ -78,7 +78,7 @@ class Equal(hpcfl.Source):
 def played(config: dict[str, Any], device: str, rounds: int = ROUNDS) -> tuple[Job, Progress, list[tuple[int, int]]]:
     """Return the job after some rounds by one process, where they led, and each one's launches and waits."""
     job = Job.of(configs.from_table(config), None, 1, device)
-    now, simulated = job.begin(0), Simulated(job, Alone(), 0)
+    now, simulated = job.begin(0), Simulated(job, Transport(), 0)
     costs = []
     for _ in range(rounds):
         record = Record.open()

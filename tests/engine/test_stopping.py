@@ -428,10 +428,10 @@ def test_ranks_that_wish_at_different_times_stop_at_the_first_and_go_on(world: A
 
 @pytest.mark.mpi
 def test_what_ranks_agree_on_is_the_same_everywhere(world: Any) -> None:
-    from hpcfl.mpi.transport import Alone
+    from hpcfl.mpi.transport import Transport
 
     if world.comm is None:
-        transport: Any = Alone()
+        transport: Any = Transport()
     else:
         from hpcfl.mpi.collective import Collective
 

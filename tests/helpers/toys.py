@@ -26,7 +26,7 @@ from hpcfl.models.cnn import Cnn
 from hpcfl.models.glm import Glm
 from hpcfl.models.mlp import Mlp
 from hpcfl.mpi.placement import cut
-from hpcfl.mpi.transport import Alone
+from hpcfl.mpi.transport import Transport
 from hpcfl.schedule.doubling import Doubling
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.plan import Plan
@@ -184,7 +184,7 @@ class Arriving(Rounds):
         self.job = Job(SimpleNamespace(**config), task, algorithm, chunks)  # type: ignore[arg-type]
         algorithm.check(self.job.config.participation)
         self.now: Progress = self.job.begin(0)
-        self.rounds = Simulated(self.job, Alone(), 0)
+        self.rounds = Simulated(self.job, Transport(), 0)
 
     def step(self):
         """Do the next round; return its plan."""

@@ -24,7 +24,7 @@ from hpcfl.engine import loop
 from hpcfl.engine.job import Job
 from hpcfl.engine.record import Recorder
 from hpcfl.engine.simulated import Simulated
-from hpcfl.mpi.transport import Alone
+from hpcfl.mpi.transport import Transport
 
 SEED = 285
 ROUNDS = 4
@@ -179,7 +179,7 @@ def played(settings: configs.Config) -> Outcome:
     job = Job.of(settings, None, 1)
     now, recorder = job.begin(0), Rows(job)
     stop, saver = SimpleNamespace(requested=str), SimpleNamespace(look=dict, save=lambda now, scores: None)
-    loop.run(job, Simulated(job, Alone(), 0), recorder, now, stop, saver)
+    loop.run(job, Simulated(job, Transport(), 0), recorder, now, stop, saver)
     own: list[Mapping[str, Any]] = [{} for _ in range(settings.clients)]
     for chunk in job.chunks:
         for row, client in enumerate(chunk.clients.tolist()):

@@ -90,4 +90,4 @@ def test_one_rank_speaks_where_the_disk_takes_no_file(tmp_path: Path, monkeypatc
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Path, "open", full)
-    assert [failure._claimed(tmp_path, "a line") for _ in range(3)] == [True, False, False]
+    assert [failure._claimed(tmp_path, "a line", OSError()) for _ in range(3)] == [True, False, False]

@@ -15,7 +15,7 @@ from hpcfl.engine.job import Job
 from hpcfl.engine.record import Record
 from hpcfl.engine.recorded_columns import columns
 from hpcfl.engine.simulated import Simulated
-from hpcfl.mpi.transport import Alone
+from hpcfl.mpi.transport import Transport
 from hpcfl.testing.test_algorithms import values
 
 ARRIVALS = {"close": "arrivals", "buffer": 1, "dispatch": "reporter"}
@@ -142,7 +142,7 @@ def one_round(config: Config, federation: Federation) -> None:
     """Do what a run does before its first row is written."""
     job = Job.of(config, None, 1, federation=federation)
     columns(job)
-    now, record, rounds = job.begin(0), Record.open(), Simulated(job, Alone(), 0)
+    now, record, rounds = job.begin(0), Record.open(), Simulated(job, Transport(), 0)
     plan, record.sums = rounds.exchange(now, record)
     loop.step(job, now, record, plan)
     now.round += 1

@@ -11,7 +11,11 @@ import pytest
 
 from hpcfl.launch import run
 from hpcfl.mpi import cores as processors
-from hpcfl.mpi.cores import Processors, shares, threads
+from hpcfl.mpi.cores import Processors, threads
+
+
+def shares(visible: list[Processors]) -> list[float]:
+    return processors.shares(visible, ["here"] * len(visible))
 
 
 def seen(*cores: int, **quotas: float) -> Processors:
@@ -23,6 +27,7 @@ def test_a_core_is_divided_among_those_that_see_it() -> None:
     assert shares([seen(0, 1), seen(2, 3)]) == [2, 2]  # bound: each has its own
     assert shares([seen(0, 1, 2, 3), seen(2, 3)]) == [3, 1]
     assert shares([seen(0)] * 4) == [0.25] * 4
+    assert processors.shares([seen(0, 1), seen(0), seen(0, 1)], ["a", "a", "b"]) == [1.5, 0.5, 2]
     thirds = shares([seen(0, 1, 2)] * 3)
     assert [threads(each) for each in thirds] == [1, 1, 1]  # three thirds are one
 

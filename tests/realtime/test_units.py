@@ -18,7 +18,8 @@ from helpers.runs import job_in_real_time
 from hpcfl.base.errors import UsageError
 from hpcfl.engine.job import Job
 from hpcfl.engine.record import Record
-from hpcfl.engine.simulated import drained, visit
+from hpcfl.engine.simulated import visit
+from hpcfl.engine.uneven import drained
 from hpcfl.learning.batches import Visits
 from hpcfl.mpi.placement import Chunk, Topology, check_width, cut, lane_topologies
 from hpcfl.realtime.executor import Executor, Worker

@@ -31,7 +31,7 @@ from hpcfl.engine.simulated import Simulated
 from hpcfl.learning.batches import Batch
 from hpcfl.learning.derivatives import hessian_vector_product, per_sample_gradients
 from hpcfl.learning.task import SERVER, Task
-from hpcfl.mpi.transport import Alone
+from hpcfl.mpi.transport import Transport
 from hpcfl.realtime.frames import FrameFormat
 from hpcfl.schedule.oracle import Oracle, Spent
 from hpcfl.schedule.plan import Plan
@@ -63,7 +63,7 @@ def run(values: dict[str, Any]) -> tuple[dict[str, Any], Federation]:
     config = from_table(values)
     config.check(None)
     job = Job.of(config, None, 1)
-    notes, rounds = Notes(job), Simulated(job, Alone(), 0)
+    notes, rounds = Notes(job), Simulated(job, Transport(), 0)
     nothing = SimpleNamespace(requested=str, look=dict, save=lambda now, scores: None)  # no signals, no checkpoints
     engine.run(job, rounds, notes, job.begin(0), nothing, nothing)  # type: ignore[arg-type]
     columns = {name: np.array([row[name] for row in notes.rows]) for name in notes.rows[0]}

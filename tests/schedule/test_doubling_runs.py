@@ -19,7 +19,7 @@ from hpcfl.config import from_table
 from hpcfl.engine.job import Job
 from hpcfl.engine.record import Record
 from hpcfl.engine.simulated import Simulated
-from hpcfl.mpi.transport import Alone
+from hpcfl.mpi.transport import Transport
 from hpcfl.schedule.doubling import Doubling, Stage, Theory
 from hpcfl.sums.message import ExactSums
 from hpcfl.testing.runs import play, recorded, resume, same, table
@@ -158,7 +158,7 @@ def test_the_gradient_of_one_full_step_is_the_mean_of_all(solo: Any) -> None:
     values = staged("gradient", algorithm=step, participation={"close": "first", "first": 7})
     job = job_of(values | {"model": {"name": "mlp", "hidden": [8]}})  # without dropout
     now = job.begin(0)
-    _, sums = Simulated(job, Alone(), 0).exchange(now, Record.open())
+    _, sums = Simulated(job, Transport(), 0).exchange(now, Record.open())
     after = job.algorithm.server(job.task, now.shared, sums)
     net = plain(job.task, now.shared)
     losses = [torch.nn.functional.cross_entropy(net(x), y) for x, y in (full_batch(job.task, i) for i in range(7))]

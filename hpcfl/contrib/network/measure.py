@@ -154,8 +154,11 @@ def measure(comm: Any, hosts: Sequence[str], seconds: float) -> Network | None:
         torch.empty(0)  # loads it, which may take as long as all the rest
     began, load = time.monotonic(), os.getloadavg()[0] / len(cores())
     waiting.Patience.crowd = hosts.count(hosts[comm.Get_rank()]) / len(cores())
-    lanes = _lanes(hosts)
-    own = [_made(comm, members) for _, members in lanes]
+    lanes, own = _lanes(hosts), []
+    for _, members in lanes:  # None on a rank that is not one of them
+        group = comm.Get_group().Incl([0, *members])
+        own.append(comm.Create_group(group) if comm.Get_rank() in (0, *members) else None)
+        group.Free()
     if serves:
         found = _Server(comm, hosts, lanes, own, began + seconds).network(began, load)
     else:
@@ -172,17 +175,6 @@ def _lanes(hosts: Sequence[str]) -> list[tuple[str, tuple[int, ...]]]:
     wide = [each for each in rows if len(each[1]) > 1]
     everyone = "all", tuple(range(1, len(hosts)))
     return [*wide[: SAMPLE + 1], *([everyone] if len(rows) > 1 else [])]
-
-
-def _made(comm: Any, members: Sequence[int]) -> Any:
-    """Return a communicator of the server and these ranks; None on a rank that is not one of them."""
-    if comm.Get_rank() not in (0, *members):
-        return None
-    group = comm.Get_group().Incl([0, *members])
-    try:
-        return comm.Create_group(group)
-    finally:
-        group.Free()
 
 
 def _answer(comm: Any, lanes: Sequence[Any]) -> None:
@@ -269,11 +261,7 @@ class _Server:
 
     def _latency(self, ranks: Sequence[int]) -> float:
         """Half of the time to and fro, of the middle one of some ranks."""
-
-        def round_trip(rank: int, parts: int) -> float:
-            return self._best(lambda: self._ask(Op.PING, [rank]), PINGS, parts)
-
-        return median(self._each(ranks, round_trip)) / 2
+        return median(self._each(ranks, lambda rank, n: self._best(lambda: self._ask(Op.PING, [rank]), PINGS, n))) / 2
 
     def _stars(self, groups: Sequence[Sequence[int]]) -> Rates:
         """Bytes per second to and from a group's ranks at once, in the middle one of some groups."""
@@ -419,24 +407,25 @@ class _Server:
 
         Messages grow until one transfer takes long enough, so that neither a slow network nor many ranks hold it up.
         """
+
+        def transfer(repeats: int) -> float:
+            return self._best(lambda: self._ask(op, ranks, size, lane), repeats, parts)
+
         end = self._end(parts)
         empty = self._best(lambda: self._ask(Op.PING, ranks), REPEATS, 4 * parts)
         most = max(8, min(LARGEST, TOGETHER // len(ranks)) // 8 * 8)
         size = min(FIRST, most)
-        best = self._transfer(op, ranks, size, lane, FEW, parts)
+        best = transfer(FEW)
         while size < most and time.monotonic() < end:
             if best >= LONG:  # or something else held it up
-                best = min(best, self._transfer(op, ranks, size, lane, REPEATS, parts))
+                best = min(best, transfer(REPEATS))
             if best >= LONG:
                 break
             size = min(4 * size, most)
-            best = self._transfer(op, ranks, size, lane, FEW, parts)
+            best = transfer(FEW)
         if time.monotonic() < end:
-            best = min(best, self._transfer(op, ranks, size, lane, REPEATS, parts))
+            best = min(best, transfer(REPEATS))
         return len(ranks) * size / max(best - empty, best / 2)
-
-    def _transfer(self, op: Op, ranks: Sequence[int], size: int, lane: int, repeats: int, parts: int) -> float:
-        return self._best(lambda: self._ask(op, ranks, size, lane), repeats, parts)
 
     def _best(self, once: Callable[[], float], repeats: int, parts: int = 1) -> float:
         """Return the fewest seconds of some repetitions, since whatever else a machine does only adds to them.

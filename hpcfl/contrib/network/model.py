@@ -212,11 +212,10 @@ def one_way(costs: Costs, layout: Layout, nbytes: float, messages: int, up: bool
 
 def predict(costs: Costs, layout: Layout, load: Load) -> Prediction:
     """Predict one round in which every lane takes part."""
-    frames = load.turns * one_way(costs, layout, load.frame, load.up, up=True)
     return Prediction(
         layout.name,
         one_way(costs, layout, load.state, load.down, up=False) + layout.lanes * load.turns * costs.lane + costs.wake,
-        frames,
+        load.turns * one_way(costs, layout, load.frame, load.up, up=True),
         load.turns * layout.lanes * load.frame / costs.sums,
         LOOKS * (1 + load.turns) * look_seconds(costs, layout.lanes * load.up),
     )

@@ -6,20 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hpcfl.algorithms.fedlrgd.low_rank import flat, shaped
 from hpcfl.base.errors import RunError, UsageError
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats, State
 from hpcfl.config import Config
 from hpcfl.learning.task import Task
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 MOST = 2000  # parameters: Newton's steps factor a matrix of so many rows and columns
 EXACT, ENOUGH = 1e-12, 1e-9  # the gradient's norm that is sought, and that will do where rounding allows of no smaller

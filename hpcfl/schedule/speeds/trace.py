@@ -26,8 +26,6 @@ from hpcfl.schedule.staleness import Staleness
 COLUMNS = ("cohort", "version", "depth", "visit_seconds", "round_seconds", "repeats", "deadline")
 ARRIVALS = ("client", "version", "number", "depth", "visit_seconds", "seconds", "steps")
 """Columns of a run whose rounds arrivals ended; they begin with ``arrival_``."""
-STEPS = "steps"
-"""The column of a run whose visits may be cut short at a step."""
 
 
 class Recorded(ConfigBase):
@@ -53,23 +51,22 @@ class Recorded(ConfigBase):
 
 @dataclass(frozen=True)
 class Tape:
-    """What a run folder says about its rounds: `COLUMNS`, by round and (up to `seconds`) client."""
+    """What a run folder says about its rounds.
+
+    Attributes
+    ----------
+    columns : dict of str to array
+        `COLUMNS`, by round and (up to ``visit_seconds``) client; and ``steps``, if visits were cut short at a step.
+    arrivals : dict of str to array
+        `ARRIVALS`, by round, the visits that ended it in the order of their arrival; empty: they did not end rounds.
+    """
 
     config: Recorded
     chunk: int
     computing: Computing
     layers: int
-    cohort: NDArray[np.bool_]
-    version: Ints
-    depth: Ints
-    seconds: Floats
-    duration: Floats
-    repeats: Ints
-    closes_after: Floats
-    steps: Ints | None = None
-    """None: visits were not cut short at a step."""
-    arrivals: Mapping[str, NDArray[Any]] | None = None
-    """By round, the visits that ended it in the order of their arrival; None: arrivals did not end rounds."""
+    columns: Mapping[str, NDArray[Any]]
+    arrivals: Mapping[str, NDArray[Any]]
 
     @classmethod
     def read(cls, run: str) -> Tape:
@@ -90,22 +87,11 @@ class Tape:
         lacking = [name for name in COLUMNS if name not in data]
         if lacking:
             raise UsageError(f"speed.run: '{run}' did not record {', '.join(lacking)}: run it again")
-        cohort, version, depth, seconds, duration, repeats, end = (data[name].values for name in COLUMNS)
-        steps = data[STEPS].values if STEPS in data else None
+        columns = {name: data[name].values for name in (*COLUMNS, "steps") if name in data}
         arrivals = {name: data[f"arrival_{name}"].values for name in ARRIVALS if f"arrival_{name}" in data}
         chunk = int(data.attrs.get("chunk", 1))
         computing = json.loads(data.attrs.get("computing", "{}")).get("how", "vmapped")
-        facts = version, depth, seconds, duration, repeats, end, steps, arrivals or None
-        return cls(config, chunk, computing, data.sizes["layer"], cohort == 1, *facts)
-
-    @property
-    def rounds(self) -> int:
-        return len(self.duration)
-
-    def stale(self, rounds: int) -> Ints:
-        """Return in which of the first rounds somebody was served an older state."""
-        served = self.version[:rounds]
-        return np.flatnonzero((self.cohort[:rounds] & (served != np.arange(rounds)[:, None])).any(1))
+        return cls(config, chunk, computing, data.sizes["layer"], columns, arrivals)
 
 
 class Trace(Speed):
@@ -142,16 +128,17 @@ class Trace(Speed):
 
     def covers(self, rounds: int, clients: int, layers: int | None = None) -> None:
         """Refuse other clients or layers, fewer rounds (UsageError), and visits to older states (RunError)."""
-        tape = self.tape
-        for name, there, wanted in (("clients", tape.cohort.shape[1], clients), ("rounds", tape.rounds, rounds)):
+        tape, (there_rounds, there_clients) = self.tape, self.tape.columns["cohort"].shape
+        for name, there, wanted in (("clients", there_clients, clients), ("rounds", there_rounds, rounds)):
             if there < wanted or (there > wanted and name == "clients"):
                 hint = f"did you mean {name} = {there}?"
                 raise UsageError(f"speed.run: '{self.run}' recorded {there} {name}, got {wanted}; {hint}")
         if layers not in (None, tape.layers):
             here = f"the model of this config has {layers}"
             raise UsageError(f"speed.run: '{self.run}' recorded {tape.layers} layers, {here}")
-        stale = tape.stale(rounds)
-        if len(stale) and tape.arrivals is None:
+        cohort, served = tape.columns["cohort"][:rounds] == 1, tape.columns["version"][:rounds]
+        stale = np.flatnonzero((cohort & (served != np.arange(rounds)[:, None])).any(1))
+        if len(stale) and not tape.arrivals:
             what = f"visits to older states in round {stale[0]}, which no replay can"
             raise RunError(f"speed.run: '{self.run}' used {what}")
 
@@ -167,12 +154,12 @@ class Trace(Speed):
         return self.tape.config.speed.counts()
 
     def recorded(self, attempt: Attempt) -> Attempt:
-        tape, given = self.tape, float(self.tape.closes_after[attempt.round])
+        tape, given = self.tape, float(self.tape.columns["deadline"][attempt.round])
         then = replace(
             attempt,
             seed=tape.config.seed,
-            number=int(tape.repeats[attempt.round]),
-            cohort=np.flatnonzero(tape.cohort[attempt.round]),
+            number=int(tape.columns["repeats"][attempt.round]),
+            cohort=np.flatnonzero(tape.columns["cohort"][attempt.round] == 1),
             closes_after=np.inf if np.isnan(given) else given,
             quorum=tape.config.participation.enough,
             weights=None,
@@ -181,28 +168,28 @@ class Trace(Speed):
         return tape.config.speed.recorded(then)  # it may have been a replay itself
 
     def replayed(self, plan: Plan, whole: bool, steps: Ints | None) -> Plan:
-        depth = self.tape.depth[plan.round, plan.cohort]
+        columns, own = self.tape.columns, (plan.round, plan.cohort)
+        depth, duration = columns["depth"][own], float(columns["round_seconds"][plan.round])
         if whole:
             depth = np.where(depth > 1, plan.layers + 1, depth)
-        if self.tape.steps is None:
+        if "steps" not in columns:
             steps = None if steps is None else np.where(depth == 1, steps, 0)
         elif steps is not None:
-            steps = self.tape.steps[plan.round, plan.cohort]
+            steps = columns["steps"][own]
         else:  # what visits had done that were cut short at a step are no layers
-            end = self.tape.duration[plan.round] - self.tape.config.speed.communication
-            in_time = self.tape.seconds[plan.round, plan.cohort] <= end * (1 + CLOSE)
-            depth = np.where(in_time, depth, plan.layers + 1)
-        return replace(plan, depth=depth, duration=float(self.tape.duration[plan.round]), steps=steps)
+            end = duration - self.tape.config.speed.communication
+            depth = np.where(columns["visit_seconds"][own] <= end * (1 + CLOSE), depth, plan.layers + 1)
+        return replace(plan, depth=depth, duration=duration, steps=steps)
 
     def arrived(self, first: int, staleness: Staleness, whole: bool, by_steps: bool) -> Iterator[Plan] | None:
-        if self.tape.arrivals is None:
+        if not self.tape.arrivals:
             return None
-        return (self._round(round_, staleness, whole, by_steps) for round_ in range(first, self.tape.rounds))
+        rounds = range(first, len(self.tape.columns["cohort"]))
+        return (self._round(round_, staleness, whole, by_steps) for round_ in rounds)
 
     def _round(self, round: int, staleness: Staleness, whole: bool, by_steps: bool) -> Plan:
         """Return a round that arrivals ended; who is still at work then is known of who has arrived later."""
         tape = self.tape
-        assert tape.arrivals is not None
         there = np.flatnonzero(tape.arrivals["client"][round] >= 0)
         order = there[np.argsort(tape.arrivals["client"][round][there], kind="stable")]
         now = {name: values[round][order] for name, values in tape.arrivals.items()}
@@ -213,18 +200,14 @@ class Trace(Speed):
         later, version = (tape.arrivals[name][round + 1 :].ravel() for name in ("client", "version"))
         begun = (later >= 0) & (version <= round)
         waiting, places = np.unique(later[begun], return_index=True)
-        others = np.setdiff1d(np.flatnonzero(tape.cohort[round]), np.union1d(cohort, waiting))
+        others = np.setdiff1d(np.flatnonzero(tape.columns["cohort"][round] == 1), np.union1d(cohort, waiting))
         served = np.concatenate([version[begun][places], np.full(len(others), -1)])
         by_id = np.argsort(whom := np.concatenate([waiting, others]))
         factors = staleness.factors(round - now["version"]) * rules.evened(cohort)
-        visits = Arrivals(now["version"], now["number"], now["seconds"], factors, whom[by_id], served[by_id])
         return Plan.of_arrivals(
-            round,
-            tape.layers,
-            visits,
-            *(cohort, now["visit_seconds"], depth),
-            duration=float(tape.duration[round]),
-            closes_after=float(tape.closes_after[round]),
+            *(tape.layers, round, cohort, now["visit_seconds"], depth, float(tape.columns["round_seconds"][round])),
+            arrivals=Arrivals(now["version"], now["number"], now["seconds"], factors, whom[by_id], served[by_id]),
+            closes_after=float(tape.columns["deadline"][round]),
             steps=steps if by_steps else None,
         )
 
@@ -235,7 +218,7 @@ class Trace(Speed):
         return self.tape.config.speed.order(self.tape.config.seed, clients, members, invited)
 
     def seconds(self, attempt: Attempt) -> Floats:
-        seconds: Floats = self.tape.seconds[attempt.round, attempt.cohort]
+        seconds: Floats = self.tape.columns["visit_seconds"][attempt.round, attempt.cohort]
         return seconds
 
     def arrival(self, attempt: Attempt) -> Floats:
