@@ -314,7 +314,8 @@ def frame_facts(group: FrameFormat) -> dict[str, Any]:
     group.weigh(frame, 0, name, 1.0)
     (weight,) = np.flatnonzero(frame[0].numpy()).tolist()
     parts = [(len(part), part.numpy().dtype.char) for part in frame]
-    return {"parts": parts, "weight": weight, "values": group.starts.get(name, group.size)}
+    values = group.small[name].start if name in group.small else group.size
+    return {"parts": parts, "weight": weight, "values": values}
 
 
 def struck(ranks: int, shares: dict[str, float]) -> dict[str, list[int]]:

@@ -36,7 +36,45 @@ SENT, REJECTED = 1.0, -1.0
 SIGNS = 5  # what a rank signs with: its flag, its seconds, its gradients in two parts, and its steps
 
 
-class FrameFormat:
+Place = tuple[slice, tuple[int, ...]]
+"""Where in a head some of its numbers stand, and the shape that they have."""
+
+
+class HeadFormat:
+    """The format of one group's frames, of which all have a head that says first who has sent what follows.
+
+    So many client `ranks` sign, each for so many `visits` at a time, with so many numbers for each.
+    """
+
+    dtype: torch.dtype
+
+    def __init__(self, blocks: dict[str, Block], ranks: int, visits: int, signs: int) -> None:
+        self.blocks, self.ranks, self.visits, self.size = blocks, ranks, visits, 0
+        self._signs = self._place(signs, ranks, visits)
+
+    def _place(self, *shape: int) -> Place:
+        """Return the place of this shape that comes next in the head."""
+        start, self.size = self.size, self.size + prod(shape)
+        return slice(start, self.size), shape
+
+    def head(self, pinned: bool = False) -> Tensor:
+        """Return a head that says that nothing was sent."""
+        return torch.zeros(self.size, dtype=self.dtype, pin_memory=pinned)
+
+    def signs(self, frame: Frame) -> NDArray[np.floating]:
+        """Return where visits sign, [5, ranks, visits]; of a leader's sums [6, …], the last row being its own.
+
+        `SENT` who has sent this frame, `REJECTED` whose visit was rejected by it, 0 else; then the visit's seconds and
+        gradients by then, the latter in two parts, and its local steps where they may differ.
+        """
+        return _numbers(frame, self._signs)
+
+    def gradients(self, frame: Frame, local_rank: int, place: int = 0) -> int:
+        """Return how many gradients a rank's visit has signed with."""
+        return sum(int(part) for part in self.signs(frame)[2:4, local_rank, place])
+
+
+class FrameFormat(HeadFormat):
     """The format of one group's frames on a lane of so many client `ranks`, each with so many `visits` at a time.
 
     Attributes
@@ -48,27 +86,17 @@ class FrameFormat:
     """
 
     def __init__(self, blocks: dict[str, Block], ranks: int, visits: int = 1, part: int | None = None) -> None:
-        self.blocks, self.ranks, self.visits, self.sums = blocks, ranks, visits, visits > 1
+        super().__init__(blocks, ranks, visits, SIGNS)
+        self.sums = visits > 1
         held = {} if part is None else {name: block.parts[part] for name, block in blocks.items() if block.parts}
         self.sent = {name: held.get(name, block.shape) for name, block in blocks.items()}
         large = [name for name, block in blocks.items() if block.bytes >= APART_BYTES]
         self.large = {name: place for place, name in enumerate(large, start=1)}  # where in a frame they are
-        small = {name: block for name, block in blocks.items() if name not in self.large}
-        double = self.sums or any(block.dtype == torch.float64 for block in small.values())
+        small = [name for name in blocks if name not in self.large]
+        double = self.sums or any(blocks[name].dtype == torch.float64 for name in small)
         self.dtype = torch.float64 if double else torch.float32
-        self.starts: dict[str, int] = {}
-        self._weights: dict[str, tuple[int, int]] = {}  # where a block's begin, and of how many parts
-        self.size = self._signed = SIGNS * ranks * visits
-        for name, block in blocks.items():
-            self._weights[name] = self.size, len(block.held)
-            self.size += 2 * ranks * len(block.held)
-        for name in small:
-            self.starts[name] = self.size
-            self.size += self.numbers(name)
-
-    def head(self, pinned: bool = False) -> Tensor:
-        """Return a head that says that nothing was sent."""
-        return torch.zeros(self.size, dtype=self.dtype, pin_memory=pinned)
+        self._weights = {name: self._place(2, len(block.held), ranks) for name, block in blocks.items()}
+        self.small = {name: self._place(self.numbers(name))[0] for name in small}  # where in the head they are
 
     def zeros(self) -> Frame:
         return [torch.zeros(size, dtype=dtype) for size, dtype in self.sizes()]
@@ -98,44 +126,30 @@ class FrameFormat:
         """Mark the frame as sent by a rank's visit, `seconds` after it began, with so many gradients and steps."""
         self.signs(frame)[:, local_rank, place] = flag, seconds, *_parts(gradients), steps
 
-    def signs(self, frame: Frame) -> NDArray[np.floating]:
-        """Return where visits sign, [5, ranks, visits].
-
-        `SENT` who has sent this frame, `REJECTED` whose visit was rejected by it, 0 else; then the visit's seconds and
-        gradients by then, the latter in two parts, and its local steps where they may differ.
-        """
-        signs: NDArray[np.floating] = frame[0].numpy()[: self._signed].reshape(SIGNS, self.ranks, self.visits)
-        return signs
-
-    def gradients(self, frame: Frame, local_rank: int, place: int = 0) -> int:
-        """Return how many gradients a rank's visit has signed with."""
-        return sum(int(part) for part in self.signs(frame)[2:4, local_rank, place])
-
     def weigh(self, frame: Frame, local_rank: int, name: str, weight: float, part: int = 0) -> None:
         """Note a rank's weight of a block, of which it has sent a part: its number in `Block.held`."""
-        self._places(frame, name)[:, part, local_rank] = _parts(weight)
+        _numbers(frame, self._weights[name])[:, part, local_rank] = _parts(weight)
 
     def weights(self, frame: Frame, name: str) -> Floats:
         """Return each rank's weight of a block, float64 [ranks]."""
-        high, low = self._places(frame, name).astype(np.float64)
-        weights: Floats = (high + low).sum(0)
+        return self._weighed(frame, name, 0)
+
+    def part_weights(self, frame: Frame, name: str) -> Floats:
+        """Return the weight of each of a block's parts over all ranks, float64 [parts]."""
+        return self._weighed(frame, name, 1)
+
+    def _weighed(self, frame: Frame, name: str, axis: int) -> Floats:
+        high, low = _numbers(frame, self._weights[name]).astype(np.float64)
+        weights: Floats = (high + low).sum(axis)
         return weights
 
     def single(self, frame: Frame, name: str, local_rank: int, place: int) -> tuple[Tensor, Tensor]:
         """Return what the visit of a rank alone on its lane has sent of a block, flat, and its weight [1]."""
         return self.whole(frame, name), torch.from_numpy(self.weights(frame, name))
 
-    def part_weights(self, frame: Frame, name: str) -> Floats:
-        """Return the weight of each of a block's parts over all ranks, float64 [parts]."""
-        high, low = self._places(frame, name).astype(np.float64)
-        weights: Floats = (high + low).sum(1)
-        return weights
-
     def value(self, frame: Frame, name: str) -> Tensor:
         """Return a block as it was sent, flat; of several ranks the weighted sum."""
-        if name in self.large:
-            return frame[self.large[name]]
-        return frame[0][self.starts[name] : self.starts[name] + self.numbers(name)]
+        return frame[self.large[name]] if name in self.large else frame[0][self.small[name]]
 
     def whole(self, frame: Frame, name: str) -> Tensor:
         """Return the same with 0 where the visit holds nothing of the block."""
@@ -151,67 +165,44 @@ class FrameFormat:
         """Return a block's sum, where values are such; None where there is nothing."""
         return BinnedSum(self.bins(frame, name))
 
-    def _places(self, frame: Frame, name: str) -> NDArray[np.floating]:
-        start, parts = self._weights[name]
-        end = start + 2 * parts * self.ranks
-        weights: NDArray[np.floating] = frame[0].numpy()[start:end].reshape(2, parts, self.ranks)
-        return weights
 
+class SumFormat(HeadFormat):
+    """The format of one group's sums as a leader sends them on: over so many `visits` of each of so many `ranks`.
 
-class SumFormat:
-    """The format of one group's sums as a leader sends them on: over the visits of so many `ranks`, `most` of each.
-
-    A head comes first, ``[signs, what single visits have sent of blocks that are kept, then for each block its weights,
-    how its sum comes, and the sum if it is small]``; then what the head says of each large block: nothing where nobody
+    A head comes first, ``[signs, what single visits have sent of blocks that are kept, each block's weights, how their
+    sums come, the sums that are small]``; then what the head says of each large block: nothing where nobody
     has sent any, its whole numbers, and what is beside them only where that is needed (`hpcfl.sums.exact`). Visits sign
     as in a `FrameFormat`, and with the seconds from the round's start until the leader had the group.
+
+    Attributes
+    ----------
+    kept : list of str
+        The blocks of which each visit's own values travel too.
+    large : list of str
+        Those whose sums come by themselves.
     """
 
     sums = True
 
-    def __init__(self, blocks: dict[str, Block], ranks: int, most: int) -> None:
-        self.blocks, self.ranks, self.most = blocks, ranks, most
-        self._signed = (SIGNS + 1) * ranks * most
-        self._starts: dict[str, int] = {}
-        self.size = self._signed
-        self._singles: dict[str, int] = {}
-        for name in self.kept:
-            self._singles[name] = self.size
-            self.size += ranks * most * (1 + blocks[name].size)
-        for name, block in blocks.items():
-            self._starts[name] = self.size
-            self.size += len(block.held) + 2 + (0 if self.is_large(name) else block.bins * block.size)
-
-    def is_large(self, name: str) -> bool:
-        """Whether a block's sum comes by itself."""
-        return self.blocks[name].fixed or self.blocks[name].bytes >= APART_BYTES
+    def __init__(self, blocks: dict[str, Block], ranks: int, visits: int) -> None:
+        super().__init__(blocks, ranks, visits, SIGNS + 1)
+        self.dtype = torch.float64
+        self.kept = [name for name, block in blocks.items() if block.kept]
+        self.large = [name for name, block in blocks.items() if block.fixed or block.bytes >= APART_BYTES]
+        self._singles = {name: self._place(ranks, visits, 1 + blocks[name].size) for name in self.kept}
+        self._weights = {name: self._place(len(block.held)) for name, block in blocks.items()}
+        self._kinds = {name: self._place(2) for name in blocks}  # in how many parts a large sum comes, and its `bound`
+        small = {name: block for name, block in blocks.items() if name not in self.large}
+        self._bins = {name: self._place(block.bins, block.size) for name, block in small.items()}
 
     @property
     def most_bytes(self) -> int:
         """Size of a frame in bytes, as a rule at most."""
-        return 8 * self.size + sum(block.sum_bytes for name, block in self.blocks.items() if self.is_large(name))
-
-    def head(self) -> Tensor:
-        return torch.zeros(self.size, dtype=torch.float64)
-
-    def signs(self, frame: Frame) -> NDArray[np.floating]:
-        """Return where visits sign, [6, ranks, most], see `FrameFormat.signs`; the last row is the leader's."""
-        signs: NDArray[np.floating] = frame[0].numpy()[: self._signed].reshape(SIGNS + 1, self.ranks, self.most)
-        return signs
-
-    def gradients(self, frame: Frame, local_rank: int, place: int = 0) -> int:
-        return sum(int(part) for part in self.signs(frame)[2:4, local_rank, place])
-
-    @property
-    def kept(self) -> list[str]:
-        """The blocks of which each visit's own values travel too."""
-        return [name for name, block in self.blocks.items() if block.kept]
+        return 8 * self.size + sum(self.blocks[name].sum_bytes for name in self.large)
 
     def singles(self, frame: Frame, name: str) -> Floats:
-        """Return what each visit has sent of a block that is kept, weight first, float64 [ranks, most, 1 + n]."""
-        start, size = self._singles[name], 1 + self.blocks[name].size
-        end = start + self.ranks * self.most * size
-        return frame[0].numpy()[start:end].reshape(self.ranks, self.most, size)
+        """Return what each visit has sent of a block that is kept, weight first, float64 [ranks, visits, 1 + n]."""
+        return _numbers(frame, self._singles[name])
 
     def single(self, frame: Frame, name: str, local_rank: int, place: int) -> tuple[Tensor, Tensor]:
         """Return what one visit has sent of a block that is kept, flat, and its weight [1]."""
@@ -220,8 +211,7 @@ class SumFormat:
 
     def part_weights(self, frame: Frame, name: str) -> Floats:
         """Return the weight of each of a block's parts over all ranks, float64 [parts]."""
-        start = self._starts[name]
-        return frame[0].numpy()[start : start + len(self.blocks[name].held)]
+        return _numbers(frame, self._weights[name])
 
     def filled(self, head: Tensor, sums: ExactSums) -> Frame:
         """Return the frame of these sums, whose memory it shares: they must not change until it has left.
@@ -230,28 +220,23 @@ class SumFormat:
         """
         frame = [head]
         for name in self.blocks:
-            own = sums.of(name)
-            self.part_weights(frame, name)[:] = sums.weights(name)
-            if not self.is_large(name):
+            own, weights = sums.of(name), sums.weights(name)
+            self.part_weights(frame, name)[:] = weights
+            if name not in self.large:
                 assert isinstance(own, BinnedSum)
-                self._bins(frame, name)[:] = own.bins
-            elif sums.weights(name).any():
-                parts: list[Floats | Ints] = [own.bins] if isinstance(own, BinnedSum) else []
+                _numbers(frame, self._bins[name])[:] = own.bins
+            elif weights.any():
+                parts: list[Any] = [own.bins] if isinstance(own, BinnedSum) else []
                 if isinstance(own, FixedSum):
                     parts = [own.whole] if own.upper is None else [own.whole, own.upper]
-                    self._kind(frame, name)[1] = own.bound
-                self._kind(frame, name)[0] = len(parts)
+                    _numbers(frame, self._kinds[name])[1] = own.bound
+                _numbers(frame, self._kinds[name])[0] = len(parts)
                 frame += [torch.from_numpy(part).flatten() for part in parts]
         return frame
 
-    @property
-    def large(self) -> list[str]:
-        """The blocks whose sums come by themselves."""
-        return [name for name in self.blocks if self.is_large(name)]
-
     def parts(self, frame: Frame) -> list[int]:
         """Return in how many parts each large block comes, as a head that is there says."""
-        return [int(self._kind(frame, name)[0]) for name in self.large]
+        return [int(_numbers(frame, self._kinds[name])[0]) for name in self.large]
 
     def room(self, parts: Sequence[int]) -> Frame:
         """Return room for what comes after a head, for each large block in so many parts."""
@@ -264,29 +249,22 @@ class SumFormat:
 
     def sum(self, frame: Frame, name: str) -> ExactSum | None:
         """Return a block's sum; None where there is nothing."""
-        block, place = self.blocks[name], 1
-        if not self.is_large(name):
-            return BinnedSum(self._bins(frame, name))
-        for each in self.blocks:
-            if each == name:
-                break
-            place += int(self._kind(frame, each)[0]) if self.is_large(each) else 0
-        parts, bound = self._kind(frame, name).tolist()
-        if not parts:
+        if name not in self.large:
+            return BinnedSum(_numbers(frame, self._bins[name]))
+        number, parts, block = self.large.index(name), self.parts(frame), self.blocks[name]
+        start = 1 + sum(parts[:number])
+        there = [part.numpy() for part in frame[start : start + parts[number]]]
+        if not there:
             return None
         if not block.fixed:
-            return BinnedSum(frame[place].numpy().reshape(block.bins, block.size))
-        return FixedSum.received(frame[place].numpy(), frame[place + 1].numpy() if parts > 1 else None, bound)
+            return BinnedSum(there[0].reshape(block.bins, block.size))
+        return FixedSum.received(there[0], there[1] if len(there) > 1 else None, _numbers(frame, self._kinds[name])[1])
 
-    def _kind(self, frame: Frame, name: str) -> Floats:
-        """Return where it stands in how many parts a large block's sum comes, and its `bound`."""
-        start = self._starts[name] + len(self.blocks[name].held)
-        return frame[0].numpy()[start : start + 2]
 
-    def _bins(self, frame: Frame, name: str) -> Floats:
-        block, start = self.blocks[name], self._starts[name] + len(self.blocks[name].held) + 2
-        bins: Floats = frame[0].numpy()[start : start + block.bins * block.size].reshape(block.bins, block.size)
-        return bins
+def _numbers(frame: Frame, place: Place) -> NDArray[Any]:
+    """Return those numbers of a frame's head that stand there: a part of it, not a copy."""
+    where, shape = place
+    return frame[0].numpy()[where].reshape(shape)
 
 
 def _parts(number: float) -> tuple[float, float]:
@@ -374,9 +352,8 @@ class Staging:
         self.device, self.far, self.direct = device, device.type != "cpu", direct
         self.pinned = device.type == "cuda"
         self.stream: Any = backend(device).Stream(device) if self.far else None
-        self._zeros: dict[
-            tuple[int, torch.dtype], Tensor
-        ] = {}  # for large blocks that are not there: all frames share them
+        # for large blocks that are not there: all frames share them
+        self._zeros: dict[tuple[int, torch.dtype], Tensor] = {}
 
     def open(self, group: FrameFormat) -> StagedFrame:
         """Return a frame in which nothing is yet."""
@@ -411,11 +388,9 @@ class Staging:
         """Return the frame as it can be sent."""
         for name, place in staged.format.large.items():
             size, kind = staged.format.numbers(name), staged.format.kind(name)
-            if not len(staged.parts[place]) and (size, kind) not in self._zeros:
-                zeros = np.zeros(size * kind.itemsize, dtype=np.uint8)  # no memory as long as nobody reads them
-                self._zeros[size, kind] = torch.from_numpy(zeros).view(kind)
             if not len(staged.parts[place]):
-                staged.parts[place] = self._zeros[size, kind]
+                zeros = np.zeros(size * kind.itemsize, dtype=np.uint8)  # no memory as long as nobody reads them
+                staged.parts[place] = self._zeros.setdefault((size, kind), torch.from_numpy(zeros).view(kind))
         if self.stream is not None:
             staged.event = self.stream.record_event()
         return staged
