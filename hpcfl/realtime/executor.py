@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -27,11 +27,8 @@ from hpcfl.learning.batches import RoundClosed, Training, Visits
 from hpcfl.mpi.placement import Chunk, Turn
 from hpcfl.mpi.transport import Personal
 from hpcfl.realtime.frames import FrameFormat, StagedFrame, Staging
-from hpcfl.realtime.pace import LayerSender, Pace, Put, StepClock, SumSender, WholeSender
+from hpcfl.realtime.pace import LayerSender, Pace, Put, Sender, StepClock, SumSender, WholeSender
 from hpcfl.schedule.plan import Attempt, Plan
-
-if TYPE_CHECKING:
-    from hpcfl.algorithms.base import Client
 
 SPARE_SECONDS, SPARE_SHARE = 0.02, 0.05
 """What a visit that stops by the clock leaves for sending, beside twice what that took last.
@@ -163,7 +160,7 @@ class Executor:
         """
         start = time.monotonic()
         leaves = (start if begun is None else begun) + attempt.closes_after - self.spare(attempt.closes_after)
-        plan, seconds = self._planned(attempt), self._enforced(attempt)
+        plan, seconds = self._planned(attempt)
         state = self.placed(shared)
         for number, turn in enumerate(turns):
             if over.is_set():
@@ -178,33 +175,34 @@ class Executor:
             pace = Pace(self.job, slowest, over, start)
             own = narrow[int(self.job.parts[turn[0][0]])] if narrow else formats
             given = own, local_rank, self.staging, pace, put
-            chunks = (self._clocked(self.job.visits(plan, each, over), leaves, state, *given) for each in rows)
             with blaming(lambda: f" in round {attempt.round}"), suppress(RoundClosed):
                 if self.job.planner.whole:
-                    self._whole(state, chunks, SumSender(*given) if formats[0].sums else WholeSender(*given))
+                    whole = SumSender(*given) if formats[0].sums else WholeSender(*given)
+                    chunks = (self._clocked(self.job.visits(plan, each, over), leaves, state, whole) for each in rows)
+                    self._whole(state, chunks, whole)
                 else:
-                    gradients = partial(self.job.task.oracle_calls.item, turn[0][0])
-                    self._by_layers(state, next(chunks), LayerSender(*given, gradients))
+                    layers = LayerSender(*given, partial(self.job.task.oracle_calls.item, turn[0][0]))
+                    visits = self._clocked(self.job.visits(plan, rows[0], over), leaves, state, layers)
+                    self._by_layers(state, visits, layers)
             start = time.monotonic()
 
-    def _planned(self, attempt: Attempt) -> Plan:
-        """Return what is known beforehand; where arrivals end rounds the attempt is a visit, and has its number."""
-        plan = self.job.planner.plan(attempt)
-        if not self.job.planner.participation.by_arrivals:
-            return plan
-        return replace(plan, arrival=np.full_like(plan.arrival, np.nan), number=attempt.number)
+    def _planned(self, attempt: Attempt) -> tuple[Plan, Floats]:
+        """Return what is known beforehand, and the seconds that visits shall take.
 
-    def _enforced(self, attempt: Attempt) -> Floats:
-        """Return the seconds that visits shall take; where arrivals end rounds, drawn for all as in simulated time."""
+        Where arrivals end rounds the attempt is a visit, and has its number; the seconds are drawn for all there, as in
+        simulated time.
+        """
         planner, speed = self.job.planner, self.job.config.speed
+        plan = planner.plan(attempt)
         if not planner.participation.by_arrivals:
-            return speed.enforced(attempt)
-        everyone = replace(attempt, cohort=planner.members)
-        return speed.enforced(everyone)[np.searchsorted(planner.members, attempt.cohort)]
+            return plan, speed.enforced(attempt)
+        seconds = speed.enforced(replace(attempt, cohort=planner.members))
+        plan = replace(plan, arrival=np.full_like(plan.arrival, np.nan), number=attempt.number)
+        return plan, seconds[np.searchsorted(planner.members, attempt.cohort)]
 
     def _whole(self, shared: State, chunks: Iterable[Visits], sender: WholeSender) -> None:
         self.job.task.oracle_calls[:] = 0
-        parts = (Part(self._chunk_of(visits), self._personal(visits), visits) for visits in chunks)
+        parts = (Part(self._chunk[int(visits.clients[0])], self._personal(visits), visits) for visits in chunks)
         for _, visits, work in self.job.bundles.work(shared, parts):
             visits.raise_if_closed()
             sieve = self.job.guard.sieve(len(visits.clients), None)
@@ -216,32 +214,26 @@ class Executor:
         sender.finish()
 
     def _by_layers(self, shared: State, visits: Visits, sender: LayerSender) -> None:
-        self._keep(visits, drained(self._work(shared, visits), sender.take))
+        self.job.moves.to(visits.round, visits.clients)
+        self.job.task.hold(self._chunk[int(visits.clients[0])].clients)
+        self.job.task.oracle_calls[:] = 0
+        work = self.job.border.client(self.job.task, shared, self._personal(visits), visits)
+        self._keep(visits, drained(work, sender.take))
         sender.finish()
 
-    def _clocked(
-        self,
-        visits: Visits,
-        leaves: float,
-        shared: State,
-        formats: Sequence[FrameFormat],
-        local_rank: int,
-        staging: Staging,
-        pace: Pace,
-        put: Put,
-    ) -> Visits:
+    def _clocked(self, visits: Visits, leaves: float, shared: State, sender: Sender) -> Visits:
         """Return visits that stop after a step in time to deliver, where they may."""
         if visits.steps is None or leaves == inf:
             return visits
-        every, under_way = self.job.planner.participation.snapshot, self.under_way
+        every, under_way, pace = self.job.planner.participation.snapshot, self.under_way, sender.pace
         training = Training() if every else None
 
         def keep(taken: int) -> None:
             frames: list[StagedFrame] = []
             at_once = Pace(self.job, 0.0, pace.over, pace.start)
-            sender = WholeSender(formats, local_rank, staging, at_once, frames.append)
-            state = self._stopped(shared, replace(timed, steps=np.array([taken])), sender)
-            if under_way is not None and len(frames) == len(formats):
+            other = WholeSender(sender.formats, sender.local_rank, self.staging, at_once, frames.append)
+            state = self._stopped(shared, replace(timed, steps=np.array([taken])), other)
+            if under_way is not None and len(frames) == len(sender.formats):
                 under_way.snapshot = Snapshot(frames, int(visits.clients[0]), state)
 
         least = int(self.job.planner.visit_steps[1][visits.clients].max())
@@ -280,21 +272,11 @@ class Executor:
         self._new[snapshot.client] = snapshot.state, 0
         return snapshot.frames
 
-    def _work(self, shared: State, visits: Visits) -> Client:
-        """Begin the visits of some clients of one chunk."""
-        self.job.moves.to(visits.round, visits.clients)
-        self.job.task.hold(self._chunk_of(visits).clients)
-        self.job.task.oracle_calls[:] = 0
-        return self.job.border.client(self.job.task, shared, self._personal(visits), visits)
-
     def _personal(self, visits: Visits) -> State:
         """Return the acknowledged state of some clients of one chunk, ``{name: [c, …]}``."""
-        chunk = self._chunk_of(visits)
+        chunk = self._chunk[int(visits.clients[0])]
         places = on_device(torch.from_numpy(chunk.places(visits.clients)), self.job.task.device)
         return {name: value[places] for name, value in self.states[chunk.number].items()}
-
-    def _chunk_of(self, visits: Visits) -> Chunk:
-        return self._chunk[int(visits.clients[0])]
 
     def _keep(self, visits: Visits, state: State) -> None:
         """Keep visits' new state until it is known what of them counted."""

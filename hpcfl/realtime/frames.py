@@ -289,7 +289,7 @@ def narrow_formats(layout: Layout, topology: Topology, together: bool, parts: In
     return {part: frame_formats(layout, 1, 1, part) for part in np.unique(parts[topology.clients]).tolist()}
 
 
-def zero_frames(formats: list[FrameFormat]) -> list[Frame]:
+def zero_frames(formats: Sequence[FrameFormat]) -> list[Frame]:
     """Return a frame of each format, full of zeros, all in one buffer: large pieces lie in large pages."""
     sizes = [size for each in formats for size in each.sizes()]
     like = {str(place): torch.empty(size, dtype=dtype, device="meta") for place, (size, dtype) in enumerate(sizes)}
@@ -332,12 +332,6 @@ class StagedFrame:
             judge, self.judge = self.judge, None
             judge(self)
         return True
-
-    def wait(self) -> None:
-        """Wait until the data are there."""
-        if self.event is not None:
-            self.event.synchronize()
-        self.Test()
 
 
 class Staging:

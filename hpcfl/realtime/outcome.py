@@ -272,8 +272,7 @@ class RoundOutcome:
     def plan(self, seconds: float, repeats: int) -> Plan:
         expected = self.job.planner.plan(self.attempt)
         steps = None if expected.steps is None else np.where(self.depth <= self.attempt.layers, self.steps, 0)
-        plan = replace(expected, depth=self.depth, seconds=self.seconds, duration=seconds, repeats=repeats)
-        return replace(plan, steps=steps)
+        return replace(expected, depth=self.depth, seconds=self.seconds, steps=steps, duration=seconds, repeats=repeats)
 
     def sums(self, plan: Plan) -> ReceivedSums:
         cohort = self.attempt.cohort

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import isfinite
 from threading import Event
@@ -108,24 +109,28 @@ class StepClock:
         return True
 
 
-class LayerSender:
+@dataclass(eq=False)
+class Sender:
+    """What the visits of a rank's turn send: frames of these formats, signed for its place on the lane, go to `put`."""
+
+    formats: Sequence[FrameFormat]
+    local_rank: int
+    staging: Staging
+    pace: Pace
+    put: Put
+
+
+@dataclass(eq=False)
+class LayerSender(Sender):
     """Gathers the blocks of a visit into frames and puts each frame when it is ready.
 
     `gradients` returns how many the visit has computed so far.
     """
 
-    def __init__(
-        self,
-        formats: Sequence[FrameFormat],
-        local_rank: int,
-        staging: Staging,
-        pace: Pace,
-        put: Put,
-        gradients: Callable[[], int] = lambda: 0,
-    ) -> None:
-        self.formats, self.local_rank, self.staging, self.pace = formats, local_rank, staging, pace
-        self.put, self.gradients = put, gradients
-        self.group = {name: number for number, group in enumerate(formats) for name in group.blocks}
+    gradients: Callable[[], int] = lambda: 0
+
+    def __post_init__(self) -> None:
+        self.group = {name: number for number, group in enumerate(self.formats) for name in group.blocks}
         self.number, self.bad = 0, NO_GROUP
         self.versions: dict[str, tuple[Tensor, int]] = {}
         self._begin()
@@ -197,16 +202,16 @@ class LayerSender:
         staged.format.sign(staged.parts, self.local_rank, self.pace.seconds(), self.gradients(), flag)
 
 
-class WholeSender:
+@dataclass(eq=False)
+class WholeSender(Sender):
     """Gathers what a turn's visits send that count as a whole, and puts all frames together when they have ended.
 
     By then the clients' new state is there for the acknowledgement, which may come as soon as the last frame has left.
     Here a turn is a single visit.
     """
 
-    def __init__(self, formats: Sequence[FrameFormat], local_rank: int, staging: Staging, pace: Pace, put: Put) -> None:
-        self.local_rank, self.staging, self.pace, self.put = local_rank, staging, pace, put
-        self.frames = [staging.open(group) for group in formats]
+    def __post_init__(self) -> None:
+        self.frames = [self.staging.open(group) for group in self.formats]
         self.frame = {name: staged for staged in self.frames for name in staged.format.blocks}
         self.visits: list[tuple[int, int, int]] = []
 
@@ -247,9 +252,9 @@ class WholeSender:
 class SumSender(WholeSender):
     """The same for a turn of several visits: chunk by chunk they are added up exactly, as in simulated time."""
 
-    def __init__(self, formats: Sequence[FrameFormat], local_rank: int, staging: Staging, pace: Pace, put: Put) -> None:
-        super().__init__(formats, local_rank, staging, pace, put)
-        for staged, parts in zip(self.frames, zero_frames(list(formats))):
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for staged, parts in zip(self.frames, zero_frames(self.formats)):
             staged.parts = parts
         self.totals: dict[str, Tensor] = {}
         self.weights: dict[str, dict[int, float]] = {name: {} for name in self.frame}  # by part
