@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import chain
 from math import inf
 from typing import Any
 
@@ -104,24 +105,18 @@ class PartialSums:
         until = time.monotonic() + TAKE_SECONDS
         for lane, row in self.lanes:
             one = lane.pending
-            if one is None:
+            if one is None or (self.by_name and lane.leads):
                 continue
-            if self.by_name:
-                if lane.leads:
-                    continue
-                if one.complete and one not in self.held[lane]:
-                    self.held[lane].append(one)
-                if lane.has_next:
-                    lane.keep_pending()
-                    lane.receive_next()
-                continue
-            turn = self._turn(lane)
-            for number in range(len(self.formats)):
-                if self._has_come(one, number) and self.added[lane][number] <= turn:
+            if self.by_name and one.complete and one not in self.held[lane]:
+                self.held[lane].append(one)
+            for number in () if self.by_name else range(self._there(one)):
+                if self.added[lane][number] <= lane.turn:
                     if time.monotonic() > until:
                         return True
                     self._add(lane, row, one, number)
             if lane.has_next:
+                if self.by_name:
+                    lane.keep_pending()
                 lane.receive_next()
         return False
 
@@ -129,7 +124,8 @@ class PartialSums:
         """Whether all visits that were asked for have brought the next group."""
         if self.by_name or self.all_sent:
             return False
-        return all(lane.state == "dead" or self.added[lane][self.sent] == turns(lane) for lane, _ in self.lanes)
+        asked = {lane: 1 if lane.leads else len(lane.asked) for lane, _ in self.lanes}  # frames of each group
+        return all(lane.state == "dead" or self.added[lane][self.sent] == frames for lane, frames in asked.items())
 
     def close(self, counting: Ints, leaders: bool) -> None:
         """Fix what counts of what has come, of ranks alone on their lanes or of `leaders`; what comes later does not.
@@ -141,15 +137,10 @@ class PartialSums:
             if lane.leads is not leaders:
                 continue
             if self.by_name and not leaders:
-                held = self.held[lane]
-                self.closed += [
-                    (lane, row, one, len(self.formats))
-                    for one in held
-                    if any(not named.isdisjoint(clients) for clients in one.clients)
-                ]
+                counted = [one for one in self.held[lane] if not named.isdisjoint(chain(*one.clients))]
+                self.closed += [(lane, row, one, len(self.formats)) for one in counted]
             elif (one := lane.pending) is not None:
-                groups = len(one.times) if leaders or len(one.times) >= self.least else 0
-                self.closed.append((lane, row, one, groups))
+                self.closed.append((lane, row, one, self._there(one)))
 
     @property
     def behind(self) -> bool:
@@ -165,7 +156,7 @@ class PartialSums:
         return [
             (lane, row, one)
             for lane, row, one, groups in self.closed
-            if number < groups and (self.by_name or self.added[lane][number] <= self._turn(lane))
+            if number < groups and (self.by_name or self.added[lane][number] <= lane.turn)
         ]
 
     def frame(self) -> list[Any]:
@@ -176,13 +167,10 @@ class PartialSums:
         self.parts += group.parts(frame)
         return frame
 
-    def _has_come(self, one: PendingReceive, number: int) -> bool:
-        if isinstance(one, PendingSums):
-            return number < len(one.times)
-        return len(one.times) >= max(self.least, number + 1)
-
-    def _turn(self, lane: Lane) -> int:
-        return 0 if lane.leads else lane.turn
+    def _there(self, one: PendingReceive) -> int:
+        """Return how many groups of some visits have come: none yet where these would be nothing by themselves."""
+        there = len(one.times)
+        return there if isinstance(one, PendingSums) or there >= self.least else 0
 
     def _add(self, lane: Lane, row: int, one: PendingReceive, number: int) -> None:
         add_group(one, number, self.sums)
@@ -197,18 +185,13 @@ class PartialSums:
             for name in group.kept:
                 group.singles(head, name)[row : row + ranks, :most] = one.formats[number].singles(frame, name)
             return
-        for place, client in enumerate(client for clients in one.clients for client in clients):
+        for place, client in enumerate(chain(*one.clients)):
             to = self.place[client]
             signs[(slice(SIGNS), *to)] = own[:, 0, place]
             signs[(SIGNS, *to)] = one.times[number] - self.began
             for name in group.kept:
                 value, weight = one.formats[number].single(frame, name, 0, place)
                 group.singles(head, name)[to] = np.append(weight, value)
-
-
-def turns(lane: Lane) -> int:
-    """Return how many frames of each group a lane brings in its round."""
-    return 1 if lane.leads else len(lane.asked)
 
 
 class Below(Lanes):
@@ -274,14 +257,15 @@ class Leader:
             self.row[lane], self.place[lane] = row, slice(place, place + len(lane.hosted))
             row, place = row + len(lane.topology.ranks), place + len(lane.hosted)
         self.within = next(lane for lane in lanes if lane.topology.ranks == own.topology.ranks)
-        self.hosted = topology.clients
         self.formats = [SumFormat(blocks, len(topology.ranks), topology.most(True)) for blocks in job.layout]
         self.packing = Packing(job.algorithm.init_server(job.task))
         self.round: PartialSums | None = None
         self._own_wait: Wait | None = None  # at which its own clients are
         self._passing: deque[tuple[Transfer, Bytes, Sequence[Lane]]] = deque()  # pieces of state, and who expects them
-        self.notice, self._said = self._blank(), np.zeros(1, dtype=np.int64)
+        large = sum(len(group.large) for group in self.formats)
+        self.notice = Notice(len(topology.ranks), len(topology.clients), large)
         self.notice.data[0] = -1
+        self._said: Ints = np.zeros(1, dtype=np.int64)
         self._telling: Transfer | None = None
         self._sends: list[Transfer] = []
         self._state: list[tuple[Transfer, Bytes]] = []  # that was received last
@@ -303,7 +287,7 @@ class Leader:
         while True:
             with self.phases.phase("waiting" if self.round is None else "compute"):
                 self._until(lambda: self._heard.done)
-            command = Command.unpacked(self._command.copy(), len(self.hosted))
+            command = Command.unpacked(self._command.copy(), len(self.topology.clients))
             if command.op is not Op.LEAVE:
                 self._listen()
             for lane in self.lanes.all:
@@ -313,10 +297,6 @@ class Leader:
             if command.op is Op.LEAVE:
                 self._leave()
                 return command
-
-    def _blank(self) -> Notice:
-        large = sum(len(group.large) for group in self.formats)
-        return Notice(len(self.topology.ranks), len(self.hosted), large)
 
     # rounds
 
@@ -450,7 +430,7 @@ class Leader:
     # waiting
 
     def _listen(self) -> None:
-        self._command = Command.empty(len(self.hosted), self.job.config.clients)
+        self._command = Command.empty(len(self.topology.clients), self.job.config.clients)
         self._heard = self.transfers.begin(self.above, self.control.down(self._command), self._command)
 
     def _send(self, requests: Any, kept: Any = None, nbytes: int = 0) -> Transfer:
@@ -516,6 +496,5 @@ class Leader:
         for number, turn in enumerate(lane.asked[: lane.turn + 1]):
             one = lane.pending
             there = groups if number < lane.turn else len(one.times) if one is not None else 0
-            for clients in turn:
-                for client in clients:
-                    came[places[client]] = there
+            for client in chain(*turn):
+                came[places[client]] = there
