@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import mmap
 import os
-import struct
 import time
 import weakref
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hpcfl import store
 from hpcfl.base import memfd
@@ -38,21 +40,23 @@ class Noticeboard:
     monotonic clock, which all processes of a host share. Who is suspended, or hangs in a look, is not waited for.
     """
 
-    LAST: ClassVar = struct.Struct("<d"), memfd.START
-    STATE: ClassVar = struct.Struct("<16s"), memfd.START + 8
+    LAYOUT: ClassVar = np.dtype([("last", "<f8"), ("state", "S16")])
 
     def __init__(self) -> None:
-        self.memory: mmap.mmap | bytearray = bytearray(memfd.START + 24)
         self.words = ""
+        self._map(bytearray(memfd.START + self.LAYOUT.itemsize))
+
+    def _map(self, memory: mmap.mmap | bytearray) -> None:
+        self.facts: NDArray[np.void] = np.frombuffer(memory, self.LAYOUT, 1, memfd.START)
 
     @classmethod
     def offered(cls) -> Noticeboard:
         """Return a new one, which other processes open by its `words`; "" where the system cannot do that."""
         board = cls()
         with suppress(OSError, AttributeError):
-            file, board.words = memfd.created(len(board.memory))
+            file, board.words = memfd.created(memfd.START + cls.LAYOUT.itemsize)
             weakref.finalize(board, os.close, file)  # until then others may open it
-            board.memory = mmap.mmap(file, 0)
+            board._map(mmap.mmap(file, 0))
         return board
 
     @classmethod
@@ -62,7 +66,7 @@ class Noticeboard:
         with suppress(RunError, OSError, ValueError):
             file = memfd.opened(words, os.O_RDWR)
             weakref.finalize(board, os.close, file)
-            board.memory = mmap.mmap(file, 0)
+            board._map(mmap.mmap(file, 0))
         return board
 
     def claimed(self, now: float, seconds: float, share: float = 0.0) -> bool:
@@ -70,30 +74,22 @@ class Noticeboard:
 
         The first look is due after a `share` of these.
         """
-        last = self._get(self.LAST)
-        if not last:
-            last = now - (1 - share) * seconds
-            self._set(self.LAST, last)
-        due: bool = now - last >= seconds
+        last = self.facts["last"]
+        last[0] = last[0] or now - (1 - share) * seconds
+        due = bool(now - last[0] >= seconds)
         if due:
-            self._set(self.LAST, now)
+            last[0] = now
         return due
 
     @property
     def state(self) -> str:
         """The first word of the status when it was last seen; "" before."""
-        word: bytes = self._get(self.STATE)
-        return word.rstrip(b"\0").decode(errors="replace")
+        word: bytes = self.facts["state"][0]
+        return word.decode(errors="replace")
 
     @state.setter
     def state(self, state: str) -> None:
-        self._set(self.STATE, state.encode())
-
-    def _get(self, field: tuple[struct.Struct, int]) -> Any:
-        return field[0].unpack_from(self.memory, field[1])[0]
-
-    def _set(self, field: tuple[struct.Struct, int], value: Any) -> None:
-        field[0].pack_into(self.memory, field[1], value)
+        self.facts["state"] = state.encode()
 
 
 class Watchdog:
