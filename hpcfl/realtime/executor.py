@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from threading import Event
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from hpcfl.mpi.transport import Personal
 from hpcfl.realtime.frames import FrameFormat, StagedFrame, Staging
 from hpcfl.realtime.pace import LayerSender, Pace, Put, Sender, StepClock, SumSender, WholeSender
 from hpcfl.schedule.plan import Attempt, Plan
+
+if TYPE_CHECKING:
+    from hpcfl.algorithms.base import Client
 
 SPARE_SECONDS, SPARE_SHARE = 0.02, 0.05
 """What a visit that stops by the clock leaves for sending, beside twice what that took last.
@@ -94,12 +97,10 @@ class UnderWay:
 
     def __init__(self, number: int) -> None:
         self.number, self.snapshot = number, Snapshot()
-        self._lock, self._claimed = threading.Lock(), False
+        self._claimed = threading.Lock()  # never released
 
     def claim(self) -> bool:
-        with self._lock:
-            first, self._claimed = not self._claimed, True
-        return first
+        return self._claimed.acquire(blocking=False)
 
 
 @dataclass(frozen=True)
@@ -205,13 +206,18 @@ class Executor:
         parts = (Part(self._chunk[int(visits.clients[0])], self._personal(visits), visits) for visits in chunks)
         for _, visits, work in self.job.bundles.work(shared, parts):
             visits.raise_if_closed()
-            sieve = self.job.guard.sieve(len(visits.clients), None)
-            state = drained(sieve.through(work), sender.take)
+            state = self._sent(visits, work, sender)
             if visits.training is not None and self.under_way is not None and not self.under_way.claim():
                 raise RoundClosed
             self._keep(visits, state)
-            sender.end(sieve.first, self.job.task.oracle_calls[visits.clients].tolist(), visits.steps)
         sender.finish()
+
+    def _sent(self, visits: Visits, work: Client, sender: WholeSender) -> State:
+        """Let visits take place, and a sender have what they send; return the clients' state."""
+        sieve = self.job.guard.sieve(len(visits.clients), None)
+        state = drained(sieve.through(work), sender.take)
+        sender.end(sieve.first, self.job.task.oracle_calls[visits.clients].tolist(), visits.steps)
+        return state
 
     def _by_layers(self, shared: State, visits: Visits, sender: LayerSender) -> None:
         self.job.moves.to(visits.round, visits.clients)
@@ -243,7 +249,7 @@ class Executor:
 
     def _stopped(self, shared: State, visits: Visits, sender: WholeSender) -> State:
         """Let visits that go on send what they would if they stopped here; return the clients' state."""
-        task, sieve = self.job.task, self.job.guard.sieve(len(visits.clients), None)
+        task = self.job.task
         assert visits.training is not None
         params, memory = (
             {name: value.clone() for name, value in state.items()}
@@ -253,9 +259,7 @@ class Executor:
         trained = Training(params, memory, visits.training.loss, buffers)
         alone = replace(visits, more=None, training=None, trained=trained)
         calls = task.oracle_calls.copy()
-        work = self.job.border.client(task, shared, self._personal(visits), alone)
-        state = drained(sieve.through(work), sender.take)
-        sender.end(sieve.first, task.oracle_calls[visits.clients].tolist(), alone.steps)
+        state = self._sent(alone, self.job.border.client(task, shared, self._personal(visits), alone), sender)
         sender.finish()
         task.oracle_calls[:] = calls
         return state

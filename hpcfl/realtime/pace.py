@@ -59,6 +59,7 @@ class Pace:
             work = torch.mm(work, work).clamp_(max=1.0)
 
 
+@dataclass(eq=False)
 class StepClock:
     """Stops a visit after as many local steps as it can take and still deliver.
 
@@ -76,18 +77,15 @@ class StepClock:
         Steps from one snapshot to the next, which `keep` is told to keep, given the steps taken; 0: there are none.
     """
 
-    def __init__(
-        self,
-        pace: Pace,
-        steps: Ints,
-        least: int,
-        leaves: float,
-        every: int = 0,
-        keep: Callable[[int], None] = lambda taken: None,
-    ) -> None:
-        self.pace, self.steps, self.least, self.leaves = pace, steps, least, leaves
-        self.every, self.keep = every, keep
-        self.whole, self.taken, self.longest = int(steps[0]), 0, 0.0
+    pace: Pace
+    steps: Ints
+    least: int
+    leaves: float
+    every: int = 0
+    keep: Callable[[int], None] = lambda taken: None
+
+    def __post_init__(self) -> None:
+        self.whole, self.taken, self.longest = int(self.steps[0]), 0, 0.0
         self.begun, self.stopped = time.monotonic(), False
 
     def more(self) -> bool:
