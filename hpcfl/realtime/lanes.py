@@ -78,6 +78,7 @@ class Lanes:
         self.phases = phases or Phases()
         self.transfers, self._listened = transfers or Transfers(), 0.0
         self.lost: list[Loss] = []
+        self._sent, self._number = list[Any](), 0  # the tensors of the shared state that was sent last, and its number
 
     def those(self, *states: str) -> list[Lane]:
         """Return the lanes in these states."""
@@ -92,6 +93,12 @@ class Lanes:
         """Return who of a cohort lives on ranks in these states, ascending."""
         hosted = [lane.clients_in(*states) for lane in self.all]
         return np.intersect1d(cohort, np.concatenate([cohort[:0], *hosted]), assume_unique=True)
+
+    def numbered(self, tensors: list[Any]) -> int:
+        """Return the number of a shared state: one more than the last one's, unless it is that, tensor by tensor."""
+        same = len(tensors) == len(self._sent) and all(one is other for one, other in zip(tensors, self._sent))
+        self._sent, self._number = tensors, self._number + (not same)
+        return self._number
 
     # moving on
 
