@@ -19,7 +19,7 @@ from hpcfl.engine.job import Job
 from hpcfl.engine.profile import Phases
 from hpcfl.mpi.transfers import Transfers
 from hpcfl.mpi.transport import idle
-from hpcfl.mpi.waiting import SLACK, Patience
+from hpcfl.mpi.waiting import REPEAT_SECONDS, SLACK, Patience
 from hpcfl.realtime.lane import Lane
 from hpcfl.realtime.orders import Command
 from hpcfl.realtime.questions import QUESTIONS
@@ -28,7 +28,6 @@ from hpcfl.sums.packing import Bytes
 GRACE_SECONDS = 0.05  # for lanes to become free after a closing, beyond what the bytes under way may take
 ANSWER_SECONDS = 1.0  # least time for replies
 LISTEN_SHARE = 0.02  # how often silence is noticed, in parts of what is allowed
-REPEAT_SECONDS = 300.0  # from one line about a wait to the next
 
 
 @dataclass(frozen=True)

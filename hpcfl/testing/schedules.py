@@ -230,10 +230,10 @@ def play(schedule: Schedule) -> Played:
     excused = {fault.rank for fault in schedule.faults if fault.kind == "kill"}
     began = time.perf_counter()
     with redirect_stderr(said), in_place(network):
-        for rank in range(network.ranks):
-            network.spawn(rank, "main", lambda rank=rank: run(rank))  # type: ignore[misc]
         for fault in schedule.faults:
             network.at(fault.when, lambda fault=fault: _befall(network, fault))  # type: ignore[misc]
+        for rank in range(network.ranks):
+            network.spawn(rank, "main", lambda rank=rank: run(rank))  # type: ignore[misc]
         try:
             network.run(lambda: over >= set(range(network.ranks)) - network.dead - excused, MOST_SECONDS)
         except Violation as violation:

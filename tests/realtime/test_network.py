@@ -133,6 +133,13 @@ def test_a_state_goes_down_once(width: Any) -> None:
     assert [found.sent[way] // state for way in ways] == [7] * 3
 
 
+def test_a_cut_during_the_start_is_spoken_of() -> None:
+    """Ranks that connect wait for each other, and the server said nothing."""
+    found = play(schedule(faults=(Fault(0.0, "cut", 2, 100.0),)))
+    assert found.broken == ""
+    assert found.said.startswith("hpcfl: still waiting (30.0 s) for all ranks to start")
+
+
 # what it finds
 
 
