@@ -213,8 +213,6 @@ class Recorder:
         fates: Ints = np.full(self.job.config.clients, -1)
         last = plan.round + 1 == self.job.config.rounds
         fates[plan.at_work] = Fate.CANCELLED if last else Fate.UNDER_WAY
-        for client, fate in plan.ended.items():
-            fates[client] = fate
         short = plan.depth > 1
         if plan.steps is not None:
             short |= plan.steps < self.job.planner.visit_steps[0][plan.cohort]
@@ -222,9 +220,10 @@ class Recorder:
         fates[plan.cohort] = came  # of several visits of a client the last one
         for place in record.rejected:
             fates[plan.cohort[place]] = Fate.REJECTED
-        for kind, client, _ in record.events:
-            if kind == "lost" and fates[client] == Fate.LATE:
-                fates[client] = Fate.LOST
+        lost = {client: Fate.LOST for kind, client, _ in record.events if kind == "lost" and fates[client] == Fate.LATE}
+        for client, fate in {**plan.ended, **lost}.items():
+            if fates[client] not in (Fate.COUNTED, Fate.PARTIAL, Fate.REJECTED):
+                fates[client] = fate
         return fates
 
     def _log(self, plan: Plan, record: Record) -> None:
