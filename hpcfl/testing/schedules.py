@@ -133,6 +133,10 @@ def drawn(seed: int, faults: bool = True) -> Schedule:
         when, rank = float(rng.uniform(0, 1)), int(rng.integers(1, ranks))
         kind = one(["freeze", "freeze", "cut", *(["kill"] if fails or "lost_after" in config else [])])
         happens.append(Fault(when, kind, rank, float(10 ** rng.uniform(-3, 0))))
+    if rng.random() < 0.2:
+        happens.append(Fault(float(rng.uniform(0, 1)), "slow", int(rng.integers(1, ranks)), 10 ** rng.uniform(0, 3)))
+    if "lost_after" in config and rng.random() < 0.5:
+        config["start_within"] = 1.0
     return Schedule(seed, json.dumps(config), hosts, network, tuple(happens))
 
 
@@ -202,7 +206,7 @@ def play(schedule: Schedule) -> Played:
         comm: Any = Comm(network, "world", range(network.ranks), 0)
         now, stop = job.begin(0), SimpleNamespace(requested=lambda: "")
         befalls = any(fault.kind != "slow" for fault in schedule.faults)  # what others feel
-        most = inf if befalls else job.planner.attempt(0).closes_after + LATE + 100 * network.latency
+        most = inf if befalls else LATE + 100 * network.latency
         rounds = start.lead(job, comm, schedule.hosts, Path("/nowhere"), stop, now)  # type: ignore[arg-type]
         try:
             while now.round < schedule.rounds:
@@ -217,6 +221,9 @@ def play(schedule: Schedule) -> Played:
         reference.check_personal({each: states[each] for each in states.keys() - lost - late})
         missing, _ = rounds.leave(now.round, 0, network.failures)
         found.lost = [str(each) for each in rounds.lanes.lost]
+        told = {fault.rank for fault in schedule.faults if fault.kind == "kill" and fault.when + 1.0 < network.now}
+        if network.failures and (unknown := told - {loss.rank for loss in rounds.lanes.lost}):
+            raise Violation(f"ranks {sorted(unknown)} are dead, and nobody says so")
         if missing and not schedule.faults:
             raise Violation(f"ranks {missing} did not come back to leave")
 
@@ -251,8 +258,11 @@ def play(schedule: Schedule) -> Played:
 def _round(job: Job, rounds: Any, now: Progress, reference: Reference, found: Played, most: float) -> None:
     record = Record.open(rounds.phases)
     plan, record.sums = rounds.exchange(now, record)
-    if plan.duration > most * (1 + plan.repeats):
-        raise Violation(f"round {plan.round} lasted {plan.duration:.3f} s, expected at most {most:.3f}")
+    closing = job.planner.attempt(plan.round, plan.repeats, cohort=plan.cohort).closing(plan.seconds)
+    if plan.repeats == 0 and plan.duration > closing + most:
+        raise Violation(f"round {plan.round} lasted {plan.duration:.3f} s, expected at most {closing + most:.3f}")
+    if most < inf and plan.duration < closing:
+        raise Violation(f"round {plan.round} was over after {plan.duration:.3f} s, expected at least {closing:.3f}")
     found.visits["invited"] += len(plan.cohort)
     found.visits["counted"] += int((plan.depth <= plan.layers).sum())
     reference.check(plan, record.sums, now.shared)
