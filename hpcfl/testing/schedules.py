@@ -36,7 +36,7 @@ from hpcfl.engine.loop import close, step
 from hpcfl.engine.record import Record
 from hpcfl.engine.simulated import visit
 from hpcfl.realtime import start
-from hpcfl.realtime.watchdog import LEAVE_SECONDS, LeftBehind
+from hpcfl.realtime.watchdog import LeftBehind, Watchdog
 from hpcfl.schedule.plan import Plan
 from hpcfl.sums.message import ExactSums, Sums
 from hpcfl.testing.network import Comm, Gone, Network, Violation, in_place
@@ -196,7 +196,7 @@ def play(schedule: Schedule) -> Played:
         comm: Any = Comm(network, "world", range(network.ranks), rank)
 
         def rest() -> None:
-            if ended and network.now > ended[0] + 2 * LEAVE_SECONDS:
+            if ended and network.now > ended[0] + leaving:
                 raise LeftBehind("done")
 
         start.serve(job, comm, schedule.hosts, job.begin(rank), rest)
@@ -219,6 +219,7 @@ def play(schedule: Schedule) -> Played:
         lost = {each for loss in rounds.lanes.lost for each in loss.clients}
         late = {each for lane in rounds.lanes.those("late", "dead", "active") for each in lane.hosted.tolist()}
         reference.check_personal({each: states[each] for each in states.keys() - lost - late})
+        ended.append(network.now)
         missing, _ = rounds.leave(now.round, 0, network.failures)
         found.lost = [str(each) for each in rounds.lanes.lost]
         told = {fault.rank for fault in schedule.faults if fault.kind == "kill" and fault.when + 1.0 < network.now}
@@ -231,9 +232,8 @@ def play(schedule: Schedule) -> Played:
         with suppress(Gone):
             client(rank) if rank else server()
         over.add(rank)
-        if not rank:
-            ended.append(network.now)
 
+    leaving = Watchdog(Path("/nowhere"), json.loads(schedule.config).get("lost_after")).leaving
     excused = {fault.rank for fault in schedule.faults if fault.kind == "kill"}
     began = time.perf_counter()
     with redirect_stderr(said), in_place(network):
@@ -251,6 +251,9 @@ def play(schedule: Schedule) -> Played:
     found.sent = network.sent
     if found.said and not schedule.faults and not found.broken:
         found.broken = f"nothing has befallen it, and yet: {found.said.splitlines()[0]}"
+    for rank in set(range(1, network.ranks)) - {fault.rank for fault in schedule.faults}:
+        if f"rank {rank}: the run is done" in found.said and not found.broken:
+            found.broken = f"nothing has befallen rank {rank}, and yet it was taken for dead"
     found.seconds = time.perf_counter() - began
     return found
 
