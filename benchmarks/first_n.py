@@ -155,7 +155,7 @@ def lead(comm: MPI.Intracomm, job: Job, rounds: int, entries: int) -> tuple[Any,
     taken, start, took = np.zeros((rounds, len(SECONDS)), bool), np.zeros(rounds), np.zeros(rounds)
     blocking = []
     for number in range(rounds):
-        plan, sums = server.run_round(number, shared)
+        plan, sums = server.run_round(number, {name: value.clone() for name, value in shared.items()})  # sent each time
         taken[number, plan.cohort[plan.depth == 1]] = True
         start[number], took[number] = server.began, server.took
         assert sums.weight("layer 1") == taken[number].sum()

@@ -42,6 +42,8 @@ class Facts:
         Numbers of the commands' words.
     words : dict of str to int
         Length of a command, by the number of ranks on a lane.
+    held : int
+        Where a command has the number of the shared state: one that a rank has does not come again.
     state : list of int
         Bytes of each part of the shared state.
     frames : dict of str to list
@@ -61,6 +63,7 @@ class Facts:
     width: int | str
     ops: dict[str, int]
     words: dict[str, int]
+    held: int
     state: list[int]
     frames: dict[str, list[dict[str, Any]]]
     seconds: list[float]
@@ -100,7 +103,7 @@ class Puppet:
         self.frames = self.facts.frames[str(ranks)]
         self.command = np.zeros(self.facts.words[str(ranks)], dtype=np.int64)
         self.state = [np.zeros(nbytes, dtype=np.uint8) for nbytes in self.facts.state]
-        self._posted = 0
+        self._posted = self.held = 0
         self._sends: list[tuple[list[Any], Frame]] = []
         self._arrival = np.zeros((2, 1), dtype=np.int64)
         self._heard = self.control.agree(*self._arrival)
@@ -139,9 +142,11 @@ class Puppet:
     def _visit(self, command: NDArray[np.int64]) -> None:
         """Take in the state, then send frame after frame, each when it is time for it, until the server interrupts."""
         begun, self._posted = time.monotonic(), 0
-        self._until_done([request for part in self.state for request in self.data.down(part)])
         self.counts["visits"] += 1
-        self.counts["down"] += sum(part.nbytes for part in self.state)
+        if (held := int(command[self.facts.held])) == 0 or held != self.held:
+            self._until_done([request for part in self.state for request in self.data.down(part)])
+            self.counts["down"] += sum(part.nbytes for part in self.state)
+            self.held = held
         number = float(self.state[0][:4].view(np.float32)[0]) + self.rank
         later = int(command[1]) - self.facts.rounds
         seconds = self.facts.seconds[self.rank] if later < 0 else self.facts.asleep if later == 0 else 0.0

@@ -285,7 +285,7 @@ def facts_of(job: Job, hosts: list[str], seconds: list[float], rounds: int, apar
     from hpcfl.engine.profile import Phases
     from hpcfl.mpi.placement import TWO_LEVEL, lane_ranks
     from hpcfl.realtime.frames import frame_formats
-    from hpcfl.realtime.orders import Command, Op
+    from hpcfl.realtime.orders import HEAD, Command, Op
     from hpcfl.sums.packing import Packing
 
     width = job.config.lane_width
@@ -298,6 +298,7 @@ def facts_of(job: Job, hosts: list[str], seconds: list[float], rounds: int, apar
         width=width,
         ops={op.name: int(op) for op in Op},
         words={str(size): len(Command.empty(size, job.config.clients)) for size in sizes},
+        held=HEAD - 1,
         state=[len(part) for part in packing.received(packing.zeros())],
         frames={str(size): [frame_facts(group) for group in frame_formats(job.layout, size)] for size in sizes},
         seconds=seconds,

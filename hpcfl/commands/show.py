@@ -38,6 +38,15 @@ def _arrived(data: Any) -> float | None:
     return float((data["arrived"] == 1).sum()) / invited if invited else None
 
 
+def _fates(data: Any) -> dict[str, int]:
+    """Return how many visits ended how, by the meaning of the flag, in the order of the flags."""
+    if "fate" not in data:
+        return {}
+    numbers, counts = np.unique(data["fate"].values[data["fate"].values >= 0], return_counts=True)
+    meanings = data["fate"].attrs["flag_meanings"].split()
+    return {meanings[number]: int(visits) for number, visits in zip(numbers.tolist(), counts.tolist())}
+
+
 def _metrics(data: Any) -> dict[str, float | None]:
     found = dict[str, float | None]()
     for name in recorded_metrics(data):
@@ -62,6 +71,7 @@ FIGURES: dict[str, tuple[Any, Callable[[Any], Any] | None]] = {
     "client_accuracy": (None, lambda data: _last(data["client_accuracy"].mean("client"))),  # mean over clients
     "metrics": ({}, _metrics),  # others, of the last evaluation: of the shared model, or the mean over clients
     "arrived": (None, _arrived),  # share of the invited
+    "fates": ({}, _fates),  # visits, by what became of them
     "void": (0, lambda data: int((data["void"] == 1).sum())),  # rounds
     "repeats": (0, lambda data: int(data["repeats"].clip(min=0).sum()) if "repeats" in data else 0),  # void attempts
     "sim_seconds": (None, lambda data: _last(data["sim_seconds"])),
@@ -221,6 +231,9 @@ def remarks(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield f"{name}: running, but has written nothing for {row['quiet_seconds']:.0f} s"
         yield from (f"{name}: client {client} was lost {how}" for client, how in row["lost"])
         yield from (f"{name}: client {client} went on {how}" for client, how in row["rehosted"])
+        if set(row["fates"]) - {"counted", "under_way"}:
+            told = ", ".join(f"{visits} {fate.replace('_', ' ')}" for fate, visits in row["fates"].items())
+            yield f"{name}: visits: {told}"
         if row["rejected"]:
             yield f"{name}: {row['rejected']} visits were rejected, in whole or in part"
         yield from (f"{name}: warning: {kind}: {text}" for kind, text in row["warnings"].items())

@@ -25,7 +25,7 @@ from hpcfl.engine.stopping import decode, encode
 from hpcfl.learning.task import Task
 from hpcfl.mpi.transport import Transport
 from hpcfl.schedule.oracle import Spent
-from hpcfl.schedule.plan import Plan
+from hpcfl.schedule.plan import Fate, Plan
 from hpcfl.store import Fact
 from hpcfl.sums.guard import Rejection
 from hpcfl.sums.message import Sums
@@ -203,10 +203,28 @@ class Recorder:
             for name, values in zip(PER_RANK, record.by_rank):
                 row[name] = values if name.endswith("seconds") else values.astype(np.int64)
             row["stage"], row["server_seconds"] = record.stage, record.seconds.get("server_seconds", 0.0)
-            row["rejected"] = rejected
+            row["rejected"], row["fate"] = rejected, self._fates(plan, record)
             self._log(plan, record)
             self.segment.write(plan.round, row)
             self.reporter.round(plan.round + 1, row)
+
+    def _fates(self, plan: Plan, record: Record) -> Ints:
+        """Return what became of each client's last visit in the round, int64 [clients]; -1: it was at none."""
+        fates: Ints = np.full(self.job.config.clients, -1)
+        last = plan.round + 1 == self.job.config.rounds
+        fates[plan.at_work] = Fate.CANCELLED if last else Fate.UNDER_WAY
+        short = plan.depth > 1
+        if plan.steps is not None:
+            short |= plan.steps < self.job.planner.visit_steps[0][plan.cohort]
+        came = np.where(plan.counted, np.where(short, Fate.PARTIAL, Fate.COUNTED), Fate.LATE)
+        fates[plan.cohort] = came  # of several visits of a client the last one
+        for place in record.rejected:
+            fates[plan.cohort[place]] = Fate.REJECTED
+        lost = {client: Fate.LOST for kind, client, _ in record.events if kind == "lost" and fates[client] == Fate.LATE}
+        for client, fate in {**plan.ended, **lost}.items():
+            if fates[client] not in (Fate.COUNTED, Fate.PARTIAL, Fate.REJECTED):
+                fates[client] = fate
+        return fates
 
     def _log(self, plan: Plan, record: Record) -> None:
         """Log a round's events, and warn of each kind once; a client that is always rejected must not fill the log."""

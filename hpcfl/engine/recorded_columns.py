@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from hpcfl.base.errors import UsageError
 from hpcfl.engine.job import Job
+from hpcfl.schedule.plan import Fate
 from hpcfl.store import Column
 
+FATES = tuple(fate.name.lower() for fate in Fate)
 COLUMNS = (
     Column("loss", (), "float64", "mean training loss over the visits that counted"),
     Column("accuracy", (), "float64", "accuracy of the shared model on the global test set"),
@@ -18,6 +20,7 @@ COLUMNS = (
     Column("cohort", ("client",), "bool", "client was invited, or at work where arrivals end rounds"),
     Column("arrived", ("client",), "bool", "something of the client's visit counted"),
     Column("rejected", ("client",), "bool", "the visit, or layers of it, did not count: not finite or too large"),
+    Column("fate", ("client",), "int8", "what became of the client's visit, -1 if it was at none", "", FATES),
     Column("version", ("client",), "int64", "round whose state the client was served, -1 if not invited"),
     Column("depth", ("client",), "int64", "first layer that counted, L + 1 for none, -1 if not invited"),
     Column("blocks", ("client",), "int64", "layers of the client that counted"),

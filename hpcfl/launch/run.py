@@ -9,7 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -49,7 +49,7 @@ from hpcfl.mpi.cores import Processors, processors, shares, threads
 from hpcfl.mpi.launcher import end_job, has_ulfm, library
 from hpcfl.mpi.placement import check_communicators, check_there, lane_topologies
 from hpcfl.mpi.transport import Transport
-from hpcfl.mpi.waiting import Patience, Roll, names, tell, texts
+from hpcfl.mpi.waiting import Patience, Roll, names, tell, telling, texts
 from hpcfl.realtime import start
 from hpcfl.realtime.watchdog import Noticeboard, Watchdog
 from hpcfl.store.atomic import number_of
@@ -86,7 +86,8 @@ def launch(
         request = raise_together(comm, decided if serves else lambda: None)
         if comm is not None:
             # not by pydantic's own JSON, which refuses paths that are not UTF-8
-            text = tell(comm, json.dumps(request.model_dump(mode="json") if request else None))
+            with telling(comm, 30.0):
+                text = tell(comm, json.dumps(request.model_dump(mode="json") if request else None))
             fields = json.loads(text)
             request = RunRequest(**fields) if fields else None
         if request is not None:
@@ -111,7 +112,8 @@ def carry_out(request: RunRequest, comm: Any) -> None:
     rank = 0 if comm is None else comm.Get_rank()
     if rank == 0:
         (request.folder / ERROR_FILE).unlink(missing_ok=True)
-    found = told(comm, f"{os.getpid()} {socket.gethostname()}")
+    with telling(comm, config.patience) if comm is not None else nullcontext():
+        found = told(comm, f"{os.getpid()} {socket.gethostname()}")
     processes = [(host, number) for number, _, host in (text.partition(" ") for text in found)]
     hosts = [host for host, _ in processes]
     share = _share(comm, hosts)

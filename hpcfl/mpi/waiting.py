@@ -6,8 +6,8 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from math import inf
 from statistics import median
 from typing import Any, ClassVar
@@ -16,9 +16,11 @@ import numpy as np
 
 from hpcfl.base.errors import ErrorOnOtherRank, LeftOut, UserError
 from hpcfl.base.lazy import MPI
+from hpcfl.base.terminal import say
 from hpcfl.base.types import Floats
 
 STEPS = 3
+REPEAT_SECONDS = 300.0  # from one line about a wait to the next
 YIELD_SECONDS = 0.0005  # of looking: some 200 looks at a single request
 LONG_SECONDS = 0.002
 NAPS = 50  # a nap takes this part of the waiting so far, times ranks per core: what is awaited is noticed as much later
@@ -43,6 +45,7 @@ class Patience:
     Where looks take long, as they do at many lanes or among many ranks of MPICH, they are rarer.
     """
 
+    tells: ClassVar[float] = inf  # see `telling`
     crowd: ClassVar[float] = 1.0  # ranks per core: all that wait together are to take a quarter of the cores at most
 
     def __init__(self) -> None:
@@ -110,11 +113,24 @@ class Bandwidth:
         return SLACK * nbytes / self.rate
 
 
+@contextmanager
+def telling(comm: MPI.Intracomm, seconds: float) -> Iterator[None]:
+    """Let a line on rank 0 say so where `wait` takes longer than so many seconds within the block: a job starts."""
+    Patience.tells = seconds if comm.Get_rank() == 0 else inf
+    try:
+        yield
+    finally:
+        Patience.tells = inf
+
+
 def wait(requests: list[MPI.Request]) -> None:
     """Complete the requests without spinning."""
-    patience = Patience()
+    patience, start, due = Patience(), time.monotonic(), Patience.tells
     while not MPI.Request.Testall(requests):
         patience.pause()
+        if time.monotonic() - start > due:
+            say(f"still waiting ({due:.1f} s) for all ranks to start: some may be dead, or their hosts out of reach")
+            due += REPEAT_SECONDS
 
 
 class Doze:

@@ -26,7 +26,7 @@ from hpcfl.realtime.orders import Command, Op
 from hpcfl.realtime.outcome import add_all
 from hpcfl.realtime.questions import SAVE_SECONDS
 from hpcfl.realtime.server import Server
-from hpcfl.schedule.plan import Plan
+from hpcfl.schedule.plan import Fate, Plan
 from hpcfl.schedule.planner import Came, check_fruitless, counts, enough, planned
 from hpcfl.sums.guard import NO_GROUP, NOT_FINITE, Rejection
 from hpcfl.sums.message import ExactSums, Sums
@@ -53,6 +53,7 @@ class Step:
     came: list[Came] = field(default_factory=list)
     held: list[PendingReceive] = field(default_factory=list)
     rejected: dict[int, Rejection] = field(default_factory=dict)  # by their places in `came`
+    ended: dict[int, Fate] = field(default_factory=dict)  # what became of other visits, by client
     fruitless: int = 0
     full: bool = False
 
@@ -95,14 +96,14 @@ class ArrivalsServer(Server):
         due = self.origin + start + lasts  # what the server's step took is a part of the round, as in simulated time
         step = Step(ExactSums(self.job.layout), due if due > began else began + lasts)
         with record.timed("wait_seconds"):
-            self._stop_stale(now)
+            self._stop_stale(step, now)
             self._fill(step, now, record)
         clients = np.array([visit[0] for visit in step.came], dtype=np.int64)
         for one, factor in zip(step.held, self.rules.evened(clients).tolist()):
             add_all(one, step.sums, factors=dict.fromkeys(self.job.layers.of, factor))
         last = step.came[-1][3] if step.came else start
         flights.now = last if step.full or time.monotonic() < step.ends else step.ends - self.origin
-        plan = planned(self.job.planner, now.round, step.came, flights, start, lasts)
+        plan = planned(self.job.planner, now.round, step.came, flights, start, lasts, step.ended)
         places = np.argsort(np.argsort(clients, kind="stable")).tolist()  # of those that came, in the cohort
         record.rejected = {places[number]: rejection for number, rejection in step.rejected.items()}
         step.sums.cohort, step.sums.miss_probability = plan.invited, plan.miss_probability
@@ -158,6 +159,7 @@ class ArrivalsServer(Server):
         for lane, flight in list(self.at_work.items()):
             if lane.state == "dead" and not lane.arrived:
                 now.flights.due[flight.client] = np.nan
+                step.ended[flight.client] = Fate.LOST
                 del self.at_work[lane]
             elif lane.state == "active" and not step.full and time.monotonic() >= flight.ends:
                 self._arrive(lane, step, now, record)
@@ -199,6 +201,7 @@ class ArrivalsServer(Server):
 
     def _in_vain(self, lane: Lane, client: int, step: Step, round: int) -> None:
         self._acknowledge(lane, client, len(self.job.layers.tensors) + 1)
+        step.ended[client] = Fate.LATE
         step.fruitless += 1
         check_fruitless(round, step.fruitless)
 
@@ -206,14 +209,14 @@ class ArrivalsServer(Server):
         """Leave word on a lane how much of a visit has counted."""
         lane.counted[lane.hosted == client] = depth
 
-    def _stop_stale(self, now: Progress) -> None:
+    def _stop_stale(self, step: Step, now: Progress) -> None:
         """Stop visits that are too old, where they shall be."""
         most, flights = self.rules.max_staleness, now.flights
         if most is None or not self.rules.stop_stale:
             return
         for client in flights.waiting[now.round - flights.version[flights.waiting] > most].tolist():
             lane = self.lane[client]
-            flights.due[client] = np.nan
+            flights.due[client], step.ended[client] = np.nan, Fate.CANCELLED
             if self.owed and client in self.owed:
                 self.owed.remove(client)
                 continue

@@ -19,7 +19,7 @@ from hpcfl.engine.job import Job
 from hpcfl.engine.profile import Phases
 from hpcfl.mpi.transfers import Transfers
 from hpcfl.mpi.transport import idle
-from hpcfl.mpi.waiting import SLACK, Patience
+from hpcfl.mpi.waiting import REPEAT_SECONDS, SLACK, Patience
 from hpcfl.realtime.lane import Lane
 from hpcfl.realtime.orders import Command
 from hpcfl.realtime.questions import QUESTIONS
@@ -28,7 +28,6 @@ from hpcfl.sums.packing import Bytes
 GRACE_SECONDS = 0.05  # for lanes to become free after a closing, beyond what the bytes under way may take
 ANSWER_SECONDS = 1.0  # least time for replies
 LISTEN_SHARE = 0.02  # how often silence is noticed, in parts of what is allowed
-REPEAT_SECONDS = 300.0  # from one line about a wait to the next
 
 
 @dataclass(frozen=True)
@@ -78,6 +77,7 @@ class Lanes:
         self.phases = phases or Phases()
         self.transfers, self._listened = transfers or Transfers(), 0.0
         self.lost: list[Loss] = []
+        self._sent, self._number = list[Any](), 0  # the tensors of the shared state that was sent last, and its number
 
     def those(self, *states: str) -> list[Lane]:
         """Return the lanes in these states."""
@@ -92,6 +92,12 @@ class Lanes:
         """Return who of a cohort lives on ranks in these states, ascending."""
         hosted = [lane.clients_in(*states) for lane in self.all]
         return np.intersect1d(cohort, np.concatenate([cohort[:0], *hosted]), assume_unique=True)
+
+    def numbered(self, tensors: list[Any]) -> int:
+        """Return the number of a shared state: one more than the last one's, unless it is that, tensor by tensor."""
+        same = len(tensors) == len(self._sent) and all(one is other for one, other in zip(tensors, self._sent))
+        self._sent, self._number = tensors, self._number + (not same)
+        return self._number
 
     # moving on
 

@@ -125,6 +125,7 @@ class NodeLane(Lane):
         self._hearing: Transfer | None = None
         self._left: tuple[int, float] | None = None  # bytes that come after a closing, and since when
         self._told_of = self.counted
+        self.slack = 1.0  # how many times as long as usually it may take to say that it is here
         self._leaves = self._silent = self._expected = False
         self._moved: Floats = np.zeros((2, len(topology.ranks)))  # bytes, when that was last asked
 
@@ -165,7 +166,7 @@ class NodeLane(Lane):
         """Whether the leader has not said that it knows of a round's closing, or, in good time, that it is here."""
         if self.state != "late":
             return False
-        return self._silent if self._reply is None else self._expected and self.late_for() > HERE_SECONDS
+        return self._silent if self._reply is None else self._expected and self.late_for() > HERE_SECONDS * self.slack
 
     def unacknowledged(self) -> Ints:
         """Return how much of each visit has counted, as far as the ranks may not have heard of it."""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from math import inf
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -54,7 +53,6 @@ class Server(Rounds):
         self.wrote: dict[int, int] = {}  # clients whose personal state is in the checkpoint that is begun; their ranks
         self.lasted, self.scoring = 0.0, inf  # how long the last round took, and tests may take at most
         self.packing = Packing(job.algorithm.init_server(job.task))
-        self._last, self._serial = list[Any](), 0  # the shared state that was sent last, and its number
         self.size = 1 + sum(len(lane.topology.ranks) for lane in lanes.all)
         self.reported = 0
         self.orphans = Orphans(job, lanes)
@@ -212,9 +210,7 @@ class Server(Rounds):
 
         That is the tensors' own memory: they are never changed in place.
         """
-        before, self._last = self._last, [*shared.values()]
-        self._serial += len(before) != len(shared) or any(one is not other for one, other in zip(before, self._last))
-        return self._serial, self.packing.sent(shared)
+        return self.lanes.numbered([*shared.values()]), self.packing.sent(shared)
 
     def _command(self, op: Op, attempt: Attempt, stage: int, cohort: Ints | None = None, state: int = 0) -> Command:
         head = op, attempt.round, attempt.number, attempt.closes_after, stage

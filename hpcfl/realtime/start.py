@@ -20,6 +20,7 @@ from hpcfl.mpi.channel import Connected, connect, direct, single
 from hpcfl.mpi.launcher import end_job, end_ranks, has_cuda, has_ulfm
 from hpcfl.mpi.placement import TWO_LEVEL, Topology, lane_topologies, topology, tree
 from hpcfl.mpi.transfers import Transfers
+from hpcfl.mpi.waiting import telling
 from hpcfl.realtime import relayed
 from hpcfl.realtime.arrivals import ArrivalsServer
 from hpcfl.realtime.client import ClientRank
@@ -73,7 +74,8 @@ def lead(
         return made
 
     arrivals = job.config.participation.by_arrivals
-    there = connected or connect(comm, job.config.lane_width, hosts, has_ulfm(comm), arrivals)
+    with telling(comm, job.config.patience):
+        there = connected or connect(comm, job.config.lane_width, hosts, has_ulfm(comm), arrivals)
     if job.config.lane_width == TWO_LEVEL:
         nodes, shared = tree(job.config.leaders, job.config.fan_out, hosts, absent), there.comms[0]
         gone = [Lane(topology([rank], job.chunks), direct(shared, rank, leads=True), *facts) for rank in absent]

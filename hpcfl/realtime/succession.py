@@ -25,6 +25,7 @@ from hpcfl.realtime.lane import Lane
 from hpcfl.realtime.lanes import Lanes
 from hpcfl.realtime.node import NodeLane
 
+MOST_SLACK = 64.0
 MISSED = 2  # rounds at whose end a leader has not replied, before another rank leads
 
 
@@ -50,6 +51,7 @@ class Succession:
         self.events: list[tuple[str, int, str]] = []
         self._missed: dict[int, int] = {}  # rounds, by leader
         self._passed: dict[int, set[int]] = {}  # by node, who has led in vain since one of its leaders replied
+        self._slack: dict[int, float] = {}  # by node, how many times as long as usually the next one may take to come
         self._kept: list[Any] = []
 
     def lanes(self) -> list[Lane]:
@@ -62,6 +64,7 @@ class Succession:
             self._missed[leader] = self._missed.get(leader, 0) + 1 if state == "silent" else 0
             if state == "idle":
                 self._passed.pop(self.tree.node(leader), None)
+                self._slack.pop(self.tree.node(leader), None)
         self.look(lanes)
 
     def look(self, lanes: Lanes) -> None:
@@ -100,13 +103,14 @@ class Succession:
         row = [rank for rank in self.tree.nodes[node] if rank not in lost and rank != leader]
         after = [rank for rank in row if rank > leader] + [rank for rank in row if rank < leader]
         after = after or [rank for rank in self.tree.under(node).heirs if rank not in lost]  # of a node below
-        passed = self._passed.setdefault(node, set())
-        passed.add(leader)
-        if leader not in lost:
-            after = [rank for rank in after if rank not in passed]  # where all are cut off, none can lead
         if not after:
             return
-        new = min(after, key=lambda rank: states[rank] == "late")  # stable: the next one of those that are free
+        passed = self._passed.setdefault(node, set())
+        passed.add(leader)
+        if passed.issuperset(after):  # it may be all of them that are cut off
+            self._passed[node], self._slack[node] = {leader}, min(MOST_SLACK, 4 * self._slack.get(node, 1.0))
+        # stable: the next one of those that are free
+        new = min(after, key=lambda rank: (rank in self._passed[node], states[rank] == "late"))
         self._missed[leader] = 0
         self._change(node, new, lost)
         self._renew(lanes, old, self.tree.branch(node))
@@ -141,6 +145,8 @@ class Succession:
         old.die("its ranks have new lanes")
         successor = lane_to(self.job, self.comm, self.tree.under(branch), self.facts)
         counted = dict(zip(old.hosted.tolist(), old.unacknowledged().tolist()))
+        if isinstance(successor, NodeLane):
+            successor.slack = self._slack.get(branch, 1.0)
         successor.expect(np.array([counted[client] for client in successor.hosted.tolist()], dtype=np.int64))
         if old.heard < inf:
             successor.heard = time.monotonic()  # they have been here: they may not take their time again

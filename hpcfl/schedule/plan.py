@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from functools import cached_property
 from math import inf, isnan, nan
 from typing import Any
@@ -74,6 +75,25 @@ class Attempt:
         return min(self.closes_after, seconds + self.grace) if reached else self.closes_after
 
 
+class Fate(IntEnum):
+    """What becomes of a visit."""
+
+    COUNTED = 0
+    """All of it."""
+    PARTIAL = 1
+    """Some layers, or some of its local steps."""
+    LATE = 2
+    """Nothing: its round closed before any of it had come, or it began with too old a state, or came too short."""
+    REJECTED = 3
+    """The guard rejected it, or layers of it."""
+    LOST = 4
+    """The rank of its client was lost."""
+    CANCELLED = 5
+    """The server stopped it, or the end of the run did."""
+    UNDER_WAY = 6
+    """It goes on after the round, where arrivals end rounds."""
+
+
 @dataclass(frozen=True)
 class Arrivals:
     """What is known of the visits of a round that arrivals end, [n] each.
@@ -135,6 +155,8 @@ class Plan:
         How many visits these clients have begun before with the same state.
     among : int64 [n] or None
         Of a part, where its visits stand in the cohort of the whole round; None: it is the whole.
+    ended : mapping of int to Fate
+        What has become of clients' visits that ended in the round beside those of the cohort.
     """
 
     round: int
@@ -150,6 +172,7 @@ class Plan:
     arrivals: Arrivals | None = None
     number: int = 0
     among: Ints | None = None
+    ended: Mapping[int, Fate] = field(default_factory=dict)
 
     @classmethod
     def nobody(cls, round: int, layers: int, closes_after: float = nan, repeats: int = 0) -> Plan:

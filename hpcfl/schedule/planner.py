@@ -28,7 +28,7 @@ from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats, Ints
 from hpcfl.schedule.doubling import Doubling, Stage, Theory, entered, stages, wanted
 from hpcfl.schedule.participation import Participation
-from hpcfl.schedule.plan import Arrivals, Attempt, Plan
+from hpcfl.schedule.plan import Arrivals, Attempt, Fate, Plan
 from hpcfl.schedule.speeds.base import CLOSE, Speed
 from hpcfl.schedule.staleness import Staleness
 
@@ -513,8 +513,11 @@ class Queue:
     def _planned(self, round: int) -> Plan:
         rules, flights, start = self.rules, self.flights, self.flights.now
         end = start + self.run.participation.closes_after(round, ())
+        ended = dict[int, Fate]()
         if rules.stop_stale and rules.max_staleness is not None:
-            flights.due[flights.waiting[round - flights.version[flights.waiting] > rules.max_staleness]] = np.nan
+            stale = flights.waiting[round - flights.version[flights.waiting] > rules.max_staleness]
+            flights.due[stale] = np.nan
+            ended = dict.fromkeys(stale.tolist(), Fate.CANCELLED)
         self._send(round)
         came: list[Came] = []
         fruitless, full = 0, False
@@ -533,11 +536,12 @@ class Queue:
                 came.append((client, version, number, due, float(self.seconds[client]), depth, steps))
                 full = enough(self.run, rules, came)
             else:
+                ended[client] = Fate.LATE
                 fruitless += 1
                 check_fruitless(round, fruitless)
             if not full and due < end * (1 - CLOSE):
                 self._send(round)
-        return planned(self.run, round, came, flights, start, end - start)
+        return planned(self.run, round, came, flights, start, end - start, ended)
 
     def _send(self, round: int) -> None:
         """Send clients out for all free places."""
@@ -594,10 +598,18 @@ def check_fruitless(round: int, visits: int) -> None:
         raise RunError(f"round {round}: given up after {MOST_FRUITLESS} visits of which nothing counted; {hint}")
 
 
-def planned(run: Planner, round: int, came: list[Came], flights: Flights, start: float, closes_after: float) -> Plan:
+def planned(
+    run: Planner,
+    round: int,
+    came: list[Came],
+    flights: Flights,
+    start: float,
+    closes_after: float,
+    ended: Mapping[int, Fate],
+) -> Plan:
     """Return the round that these visits have ended: it began at `start`, and has ended by now.
 
-    So many seconds later it would have in any case; inf: it would not.
+    So many seconds later it would have in any case; inf: it would not. Others have `ended` in it too.
     """
     layers, waiting = len(run.work_fractions), flights.waiting
     table = np.array(sorted(came, key=lambda each: each[0]), dtype=np.float64).reshape(-1, 7).T
@@ -609,4 +621,5 @@ def planned(run: Planner, round: int, came: list[Came], flights: Flights, start:
         arrivals=Arrivals(versions, numbers, times, factors, waiting, flights.version[waiting]),
         closes_after=closes_after if closes_after < inf else np.nan,
         steps=steps if run.participation.by_steps else None,
+        ended=ended,
     )

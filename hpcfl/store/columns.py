@@ -34,8 +34,9 @@ class Column:
     """One quantity recorded every round.
 
     `dims` are the axes after the round: any of ``client``, ``layer``, ``rank``, ``arrival``; `dtype` is NumPy's,
-    ``bool`` being stored as int8, so that -1 can say "not recorded". ValueError for a name that HDF5 or xarray would
-    misread, and for units that xarray would turn into time deltas: seconds are ``s``.
+    ``bool`` being stored as int8, so that -1 can say "not recorded". Where the numbers from 0 on are `flags`, these are
+    their meanings. ValueError for a name that HDF5 or xarray would misread, and for units that xarray would turn into
+    time deltas: seconds are ``s``.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Column:
     dtype: str
     long_name: str
     units: str = ""
+    flags: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.name or "/" in self.name or self.name in (".", *LABELS):
@@ -54,6 +56,15 @@ class Column:
     def stored(self) -> np.dtype[Any]:
         given = np.dtype(self.dtype)
         return np.dtype("int8") if given.kind == "b" else given
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """What describes it in files, named as the CF conventions have it."""
+        about: dict[str, Any] = {"long_name": self.long_name} | ({"units": self.units} if self.units else {})
+        if self.flags:
+            about["flag_values"] = np.arange(len(self.flags), dtype=self.stored)
+            about["flag_meanings"] = " ".join(self.flags)
+        return about
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +129,7 @@ def check_table(columns: Sequence[Column], coords: Mapping[str, Array]) -> None:
         if name not in LABELS or labels.ndim != 1 or labels.dtype.kind not in "iuU":
             raise ValueError(f"axis {name}: expected a list of integers or of names, got {labels.dtype} {labels.shape}")
     for column in columns:
-        texts = (column.name, column.dtype, column.long_name, column.units, *column.dims)
+        texts = (column.name, column.dtype, column.long_name, column.units, *column.dims, *column.flags)
         if not all(isinstance(text, str) for text in texts):
             raise TypeError(f"column {column.name}: expected text for all that describes it, got {texts}")
         if len({*column.dims}) < len(column.dims):
@@ -179,8 +190,9 @@ def table_of(file: h5py.File) -> tuple[tuple[Column, ...], dict[str, Array]]:
     columns, coords = list[Column](), dict[str, Array]()
     for name, item in file.items():
         if isinstance(item, h5py.Dataset) and not item.is_scale and _axes(item)[:1] == ["round"]:
-            said = (str(item.attrs.get(about, "")) for about in ("long_name", "units"))
-            columns.append(Column(name, tuple(_axes(item)[1:]), item.dtype.str, *said))
+            long_name, units = (str(item.attrs.get(about, "")) for about in ("long_name", "units"))
+            flags = str(item.attrs.get("flag_meanings", "")).split()
+            columns.append(Column(name, tuple(_axes(item)[1:]), item.dtype.str, long_name, units, tuple(flags)))
     for name in (name for name in LABELS if name in file and name != "round"):
         text = isinstance(file[name], h5py.Dataset) and h5py.check_string_dtype(file[name].dtype) is not None
         found = file[name].asstr()[()] if text else values(file, name, "iu", (None,))
@@ -197,7 +209,8 @@ def described(columns: Iterable[Column], coords: Coords) -> dict[str, Any]:
 
 def table_in(description: Mapping[str, Any]) -> tuple[tuple[Column, ...], dict[str, Array]]:
     """The columns and labels of a text of `described`; ValueError, TypeError or KeyError where they cannot be."""
-    columns = tuple(Column(**{**each, "dims": tuple(each["dims"])}) for each in description["columns"])
+    tuples = [{name: tuple(each.get(name, ())) for name in ("dims", "flags")} for each in description["columns"]]
+    columns = tuple(Column(**{**each, **some}) for each, some in zip(description["columns"], tuples))
     labels = description["coords"].items()
     coords = {name: np.asarray(each, np.str_ if name == "layer" else np.int64) for name, each in labels}
     check_table(columns, coords)

@@ -96,8 +96,9 @@ def open_run(path: Path | str) -> xarray.Dataset:
     if needed > max(MOST_BYTES, inside.RATIO * there):  # most of them being lost
         raise RunError(f"'{run_dir}' claims {needed} bytes of rows; its segments have {there}: expected what they hold")
     for column in columns:
-        about = {"long_name": column.long_name} | ({"units": column.units} if column.units else {})
-        variables[column.name] = (("round", *column.dims), _joined(column, coords, counted), about)
+        variables[column.name] = (("round", *column.dims), _joined(column, coords, counted), column.attributes)
+    if "fate" in variables and ((variables["cohort"][1] == 1) & (variables["fate"][1] < 0)).any():
+        raise RunError(f"'{run_dir}' does not fit together: expected to hear what became of everyone who was invited")
     variables |= {fact.name: (CLIENT, fact.values, {"long_name": fact.long_name}) for fact in facts}
     for name in variables.keys() & table.LABELS.keys():
         variables[name] = (*variables[name], {"long_name": table.LABELS[name]})

@@ -167,9 +167,7 @@ def _map_column(file: h5py.File, column: Column, coords: Coords, counted: Sequen
         dataset = file.create_dataset(column.name, shape, column.stored, fillvalue=fill)
     for axis, label in enumerate(("round", *column.dims)):
         dataset.dims[axis].attach_scale(file[label])
-    dataset.attrs["long_name"] = column.long_name
-    if column.units:
-        dataset.attrs["units"] = column.units
+    dataset.attrs.update(column.attributes)
 
 
 def _seal_segment(path: Path) -> bool:

@@ -36,7 +36,7 @@ from hpcfl.engine.loop import close, step
 from hpcfl.engine.record import Record
 from hpcfl.engine.simulated import visit
 from hpcfl.realtime import start
-from hpcfl.realtime.watchdog import LEAVE_SECONDS, LeftBehind
+from hpcfl.realtime.watchdog import LeftBehind, Watchdog
 from hpcfl.schedule.plan import Plan
 from hpcfl.sums.message import ExactSums, Sums
 from hpcfl.testing.network import Comm, Gone, Network, Violation, in_place
@@ -133,6 +133,10 @@ def drawn(seed: int, faults: bool = True) -> Schedule:
         when, rank = float(rng.uniform(0, 1)), int(rng.integers(1, ranks))
         kind = one(["freeze", "freeze", "cut", *(["kill"] if fails or "lost_after" in config else [])])
         happens.append(Fault(when, kind, rank, float(10 ** rng.uniform(-3, 0))))
+    if rng.random() < 0.2:
+        happens.append(Fault(float(rng.uniform(0, 1)), "slow", int(rng.integers(1, ranks)), 10 ** rng.uniform(0, 3)))
+    if "lost_after" in config and rng.random() < 0.5:
+        config["start_within"] = 1.0
     return Schedule(seed, json.dumps(config), hosts, network, tuple(happens))
 
 
@@ -192,7 +196,7 @@ def play(schedule: Schedule) -> Played:
         comm: Any = Comm(network, "world", range(network.ranks), rank)
 
         def rest() -> None:
-            if ended and network.now > ended[0] + 2 * LEAVE_SECONDS:
+            if ended and network.now > ended[0] + leaving:
                 raise LeftBehind("done")
 
         start.serve(job, comm, schedule.hosts, job.begin(rank), rest)
@@ -202,7 +206,7 @@ def play(schedule: Schedule) -> Played:
         comm: Any = Comm(network, "world", range(network.ranks), 0)
         now, stop = job.begin(0), SimpleNamespace(requested=lambda: "")
         befalls = any(fault.kind != "slow" for fault in schedule.faults)  # what others feel
-        most = inf if befalls else job.planner.attempt(0).closes_after + LATE + 100 * network.latency
+        most = inf if befalls else LATE + 100 * network.latency
         rounds = start.lead(job, comm, schedule.hosts, Path("/nowhere"), stop, now)  # type: ignore[arg-type]
         try:
             while now.round < schedule.rounds:
@@ -215,8 +219,12 @@ def play(schedule: Schedule) -> Played:
         lost = {each for loss in rounds.lanes.lost for each in loss.clients}
         late = {each for lane in rounds.lanes.those("late", "dead", "active") for each in lane.hosted.tolist()}
         reference.check_personal({each: states[each] for each in states.keys() - lost - late})
+        ended.append(network.now)
         missing, _ = rounds.leave(now.round, 0, network.failures)
         found.lost = [str(each) for each in rounds.lanes.lost]
+        told = {fault.rank for fault in schedule.faults if fault.kind == "kill" and fault.when + 1.0 < network.now}
+        if network.failures and (unknown := told - {loss.rank for loss in rounds.lanes.lost}):
+            raise Violation(f"ranks {sorted(unknown)} are dead, and nobody says so")
         if missing and not schedule.faults:
             raise Violation(f"ranks {missing} did not come back to leave")
 
@@ -224,16 +232,15 @@ def play(schedule: Schedule) -> Played:
         with suppress(Gone):
             client(rank) if rank else server()
         over.add(rank)
-        if not rank:
-            ended.append(network.now)
 
+    leaving = Watchdog(Path("/nowhere"), json.loads(schedule.config).get("lost_after")).leaving
     excused = {fault.rank for fault in schedule.faults if fault.kind == "kill"}
     began = time.perf_counter()
     with redirect_stderr(said), in_place(network):
-        for rank in range(network.ranks):
-            network.spawn(rank, "main", lambda rank=rank: run(rank))  # type: ignore[misc]
         for fault in schedule.faults:
             network.at(fault.when, lambda fault=fault: _befall(network, fault))  # type: ignore[misc]
+        for rank in range(network.ranks):
+            network.spawn(rank, "main", lambda rank=rank: run(rank))  # type: ignore[misc]
         try:
             network.run(lambda: over >= set(range(network.ranks)) - network.dead - excused, MOST_SECONDS)
         except Violation as violation:
@@ -244,6 +251,9 @@ def play(schedule: Schedule) -> Played:
     found.sent = network.sent
     if found.said and not schedule.faults and not found.broken:
         found.broken = f"nothing has befallen it, and yet: {found.said.splitlines()[0]}"
+    for rank in set(range(1, network.ranks)) - {fault.rank for fault in schedule.faults}:
+        if f"rank {rank}: the run is done" in found.said and not found.broken:
+            found.broken = f"nothing has befallen rank {rank}, and yet it was taken for dead"
     found.seconds = time.perf_counter() - began
     return found
 
@@ -251,8 +261,11 @@ def play(schedule: Schedule) -> Played:
 def _round(job: Job, rounds: Any, now: Progress, reference: Reference, found: Played, most: float) -> None:
     record = Record.open(rounds.phases)
     plan, record.sums = rounds.exchange(now, record)
-    if plan.duration > most * (1 + plan.repeats):
-        raise Violation(f"round {plan.round} lasted {plan.duration:.3f} s, expected at most {most:.3f}")
+    closing = job.planner.attempt(plan.round, plan.repeats, cohort=plan.cohort).closing(plan.seconds)
+    if plan.repeats == 0 and plan.duration > closing + most:
+        raise Violation(f"round {plan.round} lasted {plan.duration:.3f} s, expected at most {closing + most:.3f}")
+    if most < inf and plan.duration < closing:
+        raise Violation(f"round {plan.round} was over after {plan.duration:.3f} s, expected at least {closing:.3f}")
     found.visits["invited"] += len(plan.cohort)
     found.visits["counted"] += int((plan.depth <= plan.layers).sum())
     reference.check(plan, record.sums, now.shared)

@@ -282,6 +282,7 @@ def test_void_and_late_visits_are_not_asked() -> None:
 @pytest.mark.mpi
 def test_what_a_rank_of_several_clients_sent_first_is_asked_too() -> None:
     """A lane uses its buffers again once visits are summed up."""
+    from hpcfl.realtime.orders import Command, Op
     from hpcfl.realtime.outcome import RoundOutcome
     from realtime.test_server import lanes_of
 
@@ -296,7 +297,7 @@ def test_what_a_rank_of_several_clients_sent_first_is_asked_too() -> None:
         for number in range(2):
             lane.pending.arrive(number, 1)
 
-    lane.invite(None, [])
+    lane.invite(Command(Op.VISIT), [])
     lane.poll()
     lane.receive_next = again
     outcome.sum_up(lane)

@@ -16,6 +16,7 @@ from helpers.launcher import ROOT, Ended, alive, job, mpis
 from hpcfl import store
 from hpcfl.commands.show import summary
 from hpcfl.config.presets import read
+from hpcfl.schedule.plan import Fate
 from hpcfl.testing.runs import play
 
 pytestmark = pytest.mark.launch
@@ -106,6 +107,10 @@ def goes_on_without(here: Path, ended: Ended, hosts: dict[int, set[int]] = HOSTE
     events = [event for event in store.events(folder) if event["kind"] == "lost"]
     assert {event["client"] for event in events} == lost
     assert {client for client, _ in summary(folder)["lost"]} == lost
+    fates = data["fate"].values
+    at_visit = {(event["round"], event["client"]) for event in events if fates[event["round"], event["client"]] >= 0}
+    assert {(*each,) for each in np.argwhere(fates == Fate.LOST).tolist()} <= at_visit
+    assert all(fates[each] in (Fate.LOST, Fate.COUNTED, Fate.PARTIAL) for each in at_visit)
     for rank, hosted in hosts.items():
         told = [line for line in ended.said if line.startswith(f"hpcfl: rank {rank} is lost")]
         assert len(told) == bool(hosted & dead)

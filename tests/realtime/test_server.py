@@ -282,11 +282,13 @@ def test_scores_and_state_of_who_does_not_answer(monkeypatch: pytest.MonkeyPatch
         def __init__(self, client: int) -> None:
             self.client = client
 
-        def summed(self, data: Any) -> None:
+        def summed(self, data: Any) -> list[Any]:
             data[:] = self.client
+            return []
 
-        def up(self, data: Any, sizes: Any) -> None:
+        def up(self, data: Any, sizes: Any) -> list[Any]:
             data.view(np.float32)[:] = self.client
+            return []
 
     job = soon()
     lanes = lanes_of(job, [[], [], []])

@@ -446,7 +446,7 @@ def test_partial_visits_count_only_where_layers_leave_one_by_one(layerwise, part
 
 def same(one: Plan, other: Plan) -> bool:
     pairs = zip(vars(one).values(), vars(other).values())
-    return all(a is b or np.array_equal(a, b, equal_nan=True) for a, b in pairs)
+    return all(a is b or (a == b if isinstance(a, dict) else np.array_equal(a, b, equal_nan=True)) for a, b in pairs)
 
 
 @pytest.mark.parametrize(

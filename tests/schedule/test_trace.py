@@ -49,7 +49,7 @@ def job_of(values: dict[str, Any], ranks: int = 1) -> Job:
 
 def equal(one: Plan, other: Plan) -> bool:
     pairs = zip(vars(one).values(), vars(other).values())
-    return all(a is b or np.array_equal(a, b, equal_nan=True) for a, b in pairs)
+    return all(a is b or (a == b if isinstance(a, dict) else np.array_equal(a, b, equal_nan=True)) for a, b in pairs)
 
 
 @pytest.mark.mpi

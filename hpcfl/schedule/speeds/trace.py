@@ -19,7 +19,7 @@ from hpcfl.base.errors import RunError, UsageError, UserError, listed, refusal
 from hpcfl.base.registry import lookup
 from hpcfl.base.types import Computing, Floats, Ints
 from hpcfl.schedule.participation import Participation
-from hpcfl.schedule.plan import Arrivals, Attempt, Plan
+from hpcfl.schedule.plan import Arrivals, Attempt, Fate, Plan
 from hpcfl.schedule.speeds.base import CLOSE, Costs, Speed
 from hpcfl.schedule.staleness import Staleness
 
@@ -56,7 +56,8 @@ class Tape:
     Attributes
     ----------
     columns : dict of str to array
-        `COLUMNS`, by round and (up to ``visit_seconds``) client; and ``steps``, if visits were cut short at a step.
+        `COLUMNS`, by round and (up to ``visit_seconds``) client; and ``steps``, if visits were cut short at a step, and
+        ``fate``, if it was recorded.
     arrivals : dict of str to array
         `ARRIVALS`, by round, the visits that ended it in the order of their arrival; empty: they did not end rounds.
     """
@@ -87,7 +88,7 @@ class Tape:
         lacking = [name for name in COLUMNS if name not in data]
         if lacking:
             raise UsageError(f"speed.run: '{run}' did not record {', '.join(lacking)}: run it again")
-        columns = {name: data[name].values for name in (*COLUMNS, "steps") if name in data}
+        columns = {name: data[name].values for name in (*COLUMNS, "steps", "fate") if name in data}
         arrivals = {name: data[f"arrival_{name}"].values for name in ARRIVALS if f"arrival_{name}" in data}
         chunk = int(data.attrs.get("chunk", 1))
         computing = json.loads(data.attrs.get("computing", "{}")).get("how", "vmapped")
@@ -179,7 +180,12 @@ class Trace(Speed):
         else:  # what visits had done that were cut short at a step are no layers
             end = duration - self.tape.config.speed.communication
             depth = np.where(columns["visit_seconds"][own] <= end * (1 + CLOSE), depth, plan.layers + 1)
-        return replace(plan, depth=depth, duration=duration, steps=steps)
+        return replace(plan, depth=depth, duration=duration, steps=steps, ended=self._ended(plan.round))
+
+    def _ended(self, round: int) -> dict[int, Fate]:
+        """Return what became of visits that did not count, as far as it was recorded."""
+        fates = enumerate(self.tape.columns["fate"][round].tolist() if "fate" in self.tape.columns else ())
+        return {client: Fate(fate) for client, fate in fates if fate in (Fate.LATE, Fate.LOST, Fate.CANCELLED)}
 
     def arrived(self, first: int, staleness: Staleness, whole: bool, by_steps: bool) -> Iterator[Plan] | None:
         if not self.tape.arrivals:
@@ -209,6 +215,7 @@ class Trace(Speed):
             arrivals=Arrivals(now["version"], now["number"], now["seconds"], factors, whom[by_id], served[by_id]),
             closes_after=float(tape.columns["deadline"][round]),
             steps=steps if by_steps else None,
+            ended=self._ended(round),
         )
 
     def paces(self, seed: int, clients: int) -> Floats:
