@@ -251,7 +251,8 @@ def play(schedule: Schedule) -> Played:
     found.sent = network.sent
     if found.said and not schedule.faults and not found.broken:
         found.broken = f"nothing has befallen it, and yet: {found.said.splitlines()[0]}"
-    for rank in set(range(1, network.ranks)) - {fault.rank for fault in schedule.faults}:
+    alone = json.loads(schedule.config)["lane_width"] in (1, "two-level")  # else ranks are lost with their lane
+    for rank in set(range(1, network.ranks)) - {fault.rank for fault in schedule.faults} if alone else ():
         if f"rank {rank}: the run is done" in found.said and not found.broken:
             found.broken = f"nothing has befallen rank {rank}, and yet it was taken for dead"
     found.seconds = time.perf_counter() - began
