@@ -79,12 +79,12 @@ class PartialSums:
         formats: Sequence[SumFormat],
         began: float,
     ) -> None:
-        self.job, self.lanes, self.began, self.formats = job, lanes, began, formats
-        self.whole = job.planner.whole
-        self.by_name = names_who_counts(attempt, self.whole)
+        self.lanes, self.began, self.formats = lanes, began, formats
+        whole = job.planner.whole
+        self.by_name = names_who_counts(attempt, whole)
         self.sums = ExactSums(job.layout)
         reached = np.array(job.layers.reached) <= attempt.layers
-        self.least = len(formats) if self.whole else int(reached.argmax())  # groups: a loss without a layer is nothing
+        self.least = len(formats) if whole else int(reached.argmax())  # groups: a loss without a layer is nothing
         self.frames = [[group.head()] for group in formats]  # of sums
         self.place = {client: (row, place) for row, clients in enumerate(asked) for place, client in enumerate(clients)}
         self.sent = 0  # groups that have left
