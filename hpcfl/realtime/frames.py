@@ -213,12 +213,11 @@ class SumFormat(HeadFormat):
         """Return the weight of each of a block's parts over all ranks, float64 [parts]."""
         return _numbers(frame, self._weights[name])
 
-    def filled(self, head: Tensor, sums: ExactSums) -> Frame:
-        """Return the frame of these sums, whose memory it shares: they must not change until it has left.
+    def fill(self, frame: Frame, sums: ExactSums) -> None:
+        """Put sums into a frame whose head has what is said of single visits already.
 
-        The `head` has what is said of single visits already.
+        It shares their memory: they must not change until it has left.
         """
-        frame = [head]
         for name in self.blocks:
             own, weights = sums.of(name), sums.weights(name)
             self.part_weights(frame, name)[:] = weights
@@ -232,7 +231,6 @@ class SumFormat(HeadFormat):
                     _numbers(frame, self._kinds[name])[1] = own.bound
                 _numbers(frame, self._kinds[name])[0] = len(parts)
                 frame += [torch.from_numpy(part).flatten() for part in parts]
-        return frame
 
     def parts(self, frame: Frame) -> list[int]:
         """Return in how many parts each large block comes, as a head that is there says."""

@@ -79,13 +79,13 @@ class PartialSums:
         formats: Sequence[SumFormat],
         began: float,
     ) -> None:
-        self.job, self.lanes, self.began, self.formats = job, lanes, began, formats
-        self.whole = job.planner.whole
-        self.by_name = names_who_counts(attempt, self.whole)
+        self.lanes, self.began, self.formats = lanes, began, formats
+        whole = job.planner.whole
+        self.by_name = names_who_counts(attempt, whole)
         self.sums = ExactSums(job.layout)
         reached = np.array(job.layers.reached) <= attempt.layers
-        self.least = len(formats) if self.whole else int(reached.argmax())  # groups: a loss without a layer is nothing
-        self.heads = [[group.head()] for group in formats]
+        self.least = len(formats) if whole else int(reached.argmax())  # groups: a loss without a layer is nothing
+        self.frames = [[group.head()] for group in formats]  # of sums
         self.place = {client: (row, place) for row, clients in enumerate(asked) for place, client in enumerate(clients)}
         self.sent = 0  # groups that have left
         self.parts: list[int] = []  # in how many parts their large blocks come
@@ -161,9 +161,9 @@ class PartialSums:
 
     def frame(self) -> list[Any]:
         """Return the frame of the next group, which has to leave as it is."""
-        group, (head,) = self.formats[self.sent], self.heads[self.sent]
+        group, frame = self.formats[self.sent], self.frames[self.sent]
         self.sent += 1
-        frame = group.filled(head, self.sums)
+        group.fill(frame, self.sums)
         self.parts += group.parts(frame)
         return frame
 
@@ -175,15 +175,15 @@ class PartialSums:
     def _add(self, lane: Lane, row: int, one: PendingReceive, number: int) -> None:
         add_group(one, number, self.sums)
         self.added[lane][number] += 1
-        group, head, frame = self.formats[number], self.heads[number], one.frames[number]
-        signs, own = group.signs(head), one.signs[number]
+        group, to_send, frame = self.formats[number], self.frames[number], one.frames[number]
+        signs, own = group.signs(to_send), one.signs[number]
         if isinstance(one, PendingSums):
             there = own[0] != 0
             ranks, most = there.shape
             signs[:, row : row + ranks, :most] = own
             signs[-1, row : row + ranks, :most][there] += one.start - self.began
             for name in group.kept:
-                group.singles(head, name)[row : row + ranks, :most] = one.formats[number].singles(frame, name)
+                group.singles(to_send, name)[row : row + ranks, :most] = one.formats[number].singles(frame, name)
             return
         for place, client in enumerate(chain(*one.clients)):
             to = self.place[client]
@@ -191,7 +191,7 @@ class PartialSums:
             signs[(SIGNS, *to)] = one.times[number] - self.began
             for name in group.kept:
                 value, weight = one.formats[number].single(frame, name, 0, place)
-                group.singles(head, name)[to] = np.append(weight, value)
+                group.singles(to_send, name)[to] = np.append(weight, value)
 
 
 class Below(Lanes):

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import inf, nan
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -26,8 +26,7 @@ from hpcfl.realtime.watchdog import LEAVE_SECONDS
 from hpcfl.sums.packing import Bytes, Packing, as_bytes
 
 if TYPE_CHECKING:
-    from hpcfl.realtime.client import ClientRank
-    from hpcfl.realtime.executor import Worker
+    from hpcfl.realtime.executor import Executor, Worker
 
 SAVE_SECONDS = 5.0  # for personal state to begin to come, beyond what its bytes may take
 DISK = 2e7  # bytes per second that a rank writes at least
@@ -184,6 +183,25 @@ def _by_client(clients: Sequence[int], named: State) -> dict[int, State]:
 # what is asked
 
 
+class Asked(Protocol):
+    """A client rank as a question finds it; `views` are the shared state that came with it, where some did."""
+
+    job: Job
+    executor: Executor
+    worker: Worker
+    profiled: Phases
+    store: Callable[[int, Mapping[int, State]], None] | None
+    topology: Topology
+    local_rank: int
+    views: State
+
+    def host(self, topology: Topology) -> None:
+        """Have these clients on the ranks of its lane."""
+
+    def release(self) -> None:
+        """Forget clients and shared state: only the last word is still to come."""
+
+
 class Question(ABC):
     """Something that is asked of all ranks of a lane that are free.
 
@@ -211,12 +229,12 @@ class Question(ABC):
         """Return room for the reply."""
         return Done(topology, led)
 
-    def room(self, rank: ClientRank, command: Command) -> list[Bytes]:
+    def room(self, rank: Asked, command: Command) -> list[Bytes]:
         """Return the room into which a rank receives what comes with the command, beside shared state, in parts."""
         return []
 
     @abstractmethod
-    def begin(self, rank: ClientRank, command: Command, reply: Any) -> Callable[[], bool]:
+    def begin(self, rank: Asked, command: Command, reply: Any) -> Callable[[], bool]:
         """Begin what a rank does; the result says whether that is over, and its own part is in the reply."""
 
     def seconds(self, job: Job, topology: Topology) -> float:
@@ -232,7 +250,7 @@ class Score(Question):
     def reply(self, job: Job, topology: Topology, led: bool = False) -> Table:
         return Table(topology, job.scores, by_client=True)
 
-    def begin(self, rank: ClientRank, command: Command, reply: Table) -> Callable[[], bool]:
+    def begin(self, rank: Asked, command: Command, reply: Table) -> Callable[[], bool]:
         shared = rank.executor.placed(rank.views)
         scores = partial(rank.executor.scores, command.round, shared)
         return _computed(rank.worker, scores, partial(reply.put, rank.local_rank))
@@ -247,7 +265,7 @@ class Profile(Question):
     def reply(self, job: Job, topology: Topology, led: bool = False) -> Table:
         return Table(topology, len(Phases().figures()))
 
-    def begin(self, rank: ClientRank, command: Command, reply: Table) -> Callable[[], bool]:
+    def begin(self, rank: Asked, command: Command, reply: Table) -> Callable[[], bool]:
         rank.profiled.end()
         reply.put(rank.local_rank, rank.profiled.figures())
         return _at_once
@@ -262,7 +280,7 @@ class Save(Question):
     def reply(self, job: Job, topology: Topology, led: bool = False) -> States:
         return States(topology, job.like, led)
 
-    def begin(self, rank: ClientRank, command: Command, reply: States) -> Callable[[], bool]:
+    def begin(self, rank: Asked, command: Command, reply: States) -> Callable[[], bool]:
         reply.put(rank.local_rank, rank.executor.personal())
         return _at_once
 
@@ -273,7 +291,7 @@ class Write(Question):
     beside = alone = True
     phase = "store"
 
-    def begin(self, rank: ClientRank, command: Command, reply: Done) -> Callable[[], bool]:
+    def begin(self, rank: Asked, command: Command, reply: Done) -> Callable[[], bool]:
         assert rank.store is not None
         under_way = begun(partial(rank.store, command.round, rank.executor.personal()))
         return lambda: under_way.done() and under_way.result() is None
@@ -288,13 +306,13 @@ class Adopt(Question):
 
     alone = True
 
-    def room(self, rank: ClientRank, command: Command) -> list[Bytes]:
+    def room(self, rank: Asked, command: Command) -> list[Bytes]:
         invited = set(command.cohort.tolist())
         self.chunks = [chunk for chunk in rank.job.chunks if not invited.isdisjoint(chunk.clients.tolist())]
         self.handover = Handover(self.chunks, rank.job.like)
         return self.handover.received()
 
-    def begin(self, rank: ClientRank, command: Command, reply: Done) -> Callable[[], bool]:
+    def begin(self, rank: Asked, command: Command, reply: Done) -> Callable[[], bool]:
         rank.host(rank.topology.with_more(self.chunks))
         adopt = partial(rank.executor.adopt, self.chunks, self.handover.states())
         return _computed(rank.worker, adopt)
@@ -305,7 +323,7 @@ class Release(Question):
 
     dismisses = True
 
-    def begin(self, rank: ClientRank, command: Command, reply: Done) -> Callable[[], bool]:
+    def begin(self, rank: Asked, command: Command, reply: Done) -> Callable[[], bool]:
         rank.release()
         return _at_once
 
@@ -315,7 +333,7 @@ class Leave(Question):
 
     alone = dismisses = True
 
-    def begin(self, rank: ClientRank, command: Command, reply: Done) -> Callable[[], bool]:
+    def begin(self, rank: Asked, command: Command, reply: Done) -> Callable[[], bool]:
         return _at_once
 
     def seconds(self, job: Job, topology: Topology) -> float:
