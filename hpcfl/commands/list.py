@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from hpcfl.base.config import ConfigBase, sections
 from hpcfl.base.errors import UsageError, did_you_mean, toml
 from hpcfl.config import Config
-from hpcfl.config.presets import PICKED, about, overlays, presets
+from hpcfl.config.presets import PICKED, about, overlays, presets, variants
 
 PICK = "What the section is, and so which other keys it has; or ``package.module:Class``, a class of your own."
 TYPES = {"boolean": "true or false", "integer": "integer", "number": "number", "string": "string"}
@@ -77,10 +77,18 @@ class Part(NamedTuple):
 
 
 def lines(name: str = "") -> list[str]:
-    """Return the whole catalogue, or what it has of one name; UsageError says which is nearest where there is none."""
+    """Return the whole catalogue, or what it has of one name, of a preset or an overlay what stands in its file.
+
+    UsageError says which is nearest where there is none.
+    """
     if name in ("presets", "overlays"):
         known, how = (presets(), "NAME") if name == "presets" else (overlays(), "CONFIG --with NAME")
         return [f"{name} (hpcfl run {how})", *(f"  {each}: {about(each)}" for each in known)]
+    if name in variants():
+        said = (f"{key} = {toml(value)}" for key, value in variants()[name][1].items() if key != "about")
+        return [f"# {about(name)}", *said]
+    if file := (presets() | overlays()).get(name):
+        return file.read_text(encoding="utf-8").splitlines()
     if not name:
         keys = (line for part in parts() for line in ([] if part.choice else [""]) + part.lines())
         return [*lines("presets"), "", *lines("overlays"), *keys]

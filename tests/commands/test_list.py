@@ -176,6 +176,12 @@ def own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "algorithm.own_keys:"
 
 
+def test_a_preset_and_an_overlay_are_what_stands_in_their_files() -> None:
+    assert catalogue.lines("salf-digits") == presets()["salf-digits"].read_text(encoding="utf-8").splitlines()
+    assert catalogue.lines("wait") == overlays()["wait"].read_text(encoding="utf-8").splitlines()
+    assert catalogue.lines("fedavg-digits")[1:] == ["base = 'salf-digits'", "with = ['wait']"]
+
+
 def test_a_class_of_ones_own_is_listed(own: str) -> None:
     inherited = catalogue.lines("algorithm.fedavg")[1:]
     pull = "    pull = 0.5 (number ≥ 0)  Strength of the pull."
