@@ -87,7 +87,7 @@ def lines(name: str = "") -> list[str]:
     if name in variants():
         said = (f"{key} = {toml(value)}" for key, value in variants()[name][1].items() if key != "about")
         return [f"# {about(name)}", *said]
-    if file := (presets() | overlays()).get(name):
+    if file := {**presets(), **overlays()}.get(name):
         return file.read_text(encoding="utf-8").splitlines()
     if not name:
         keys = (line for part in parts() for line in ([] if part.choice else [""]) + part.lines())

@@ -200,6 +200,7 @@ class RoundOutcome:
         self.early: ExactSums | None = None
         self.kept: list[Message] = []
         self.summed_up = self.gradients = 0
+        self.led = 0  # what leaders were told to add up, when the round closed
         self.ends = attempt.closes_after
 
     def over(self, seconds: float) -> bool:
@@ -218,10 +219,13 @@ class RoundOutcome:
         if not self.by_name:
             return self.attempt.cohort
         count, named = self.summed_up, []
-        for _, _, client in sorted(chain(*(lane.completed for lane in self.lanes))):
+        led = {rank for lane in self.lanes if lane.leads for rank in lane.topology.ranks}
+        for _, rank, client in sorted(chain(*(lane.completed for lane in self.lanes))):
+            value = 1 if self.weights is None else self.weights[client]
             if count < (self.attempt.quorum or 0):
                 named.append(client)
-            count += 1 if self.weights is None else self.weights[client]
+                self.led += value * (rank in led)
+            count += value
         return np.array(sorted(named), dtype=np.int64)
 
     def progress(self) -> tuple[int, int]:
@@ -288,7 +292,7 @@ class RoundOutcome:
         led = [(lane, one) for lane, one in current if lane.leads]  # its leader was told whom to add up
         current = [(lane, one) for lane, one in current if not lane.leads]
         done = sorted((c for c in current if c[1].complete), key=lambda c: (c[1].times[-1], c[0].topology.ranks))
-        count, taken = self.summed_up, []
+        count, taken = self.summed_up + self.led, []
         for lane, one in done:
             if count < (self.attempt.quorum or 0):
                 taken.append((lane, one))

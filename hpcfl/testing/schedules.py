@@ -265,6 +265,9 @@ def _round(job: Job, rounds: Any, now: Progress, reference: Reference, found: Pl
     closing = job.planner.attempt(plan.round, plan.repeats, cohort=plan.cohort).closing(plan.seconds)
     if plan.repeats == 0 and plan.duration > closing + most:
         raise Violation(f"round {plan.round} lasted {plan.duration:.3f} s, expected at most {closing + most:.3f}")
+    rules, counted = job.config.participation, int((plan.depth <= plan.layers).sum())
+    if rules.close == "first" and job.planner.whole and reference.exact and counted > (rules.first or 0):
+        raise Violation(f"round {plan.round}: {counted} visits count, expected the first {rules.first}")
     least = min(closing, float(plan.seconds.max()))  # once all are there, no grace is waited for
     if most < inf and plan.duration < least:
         raise Violation(f"round {plan.round} was over after {plan.duration:.3f} s, expected at least {least:.3f}")

@@ -21,6 +21,7 @@ from hpcfl.mpi.waiting import Bandwidth
 from hpcfl.realtime import questions
 from hpcfl.realtime.frames import frame_formats
 from hpcfl.realtime.orders import Command, Op
+from hpcfl.realtime.outcome import RoundOutcome
 from hpcfl.realtime.questions import Handover, Score, Table
 
 pytestmark = pytest.mark.mpi
@@ -202,6 +203,20 @@ def test_of_whole_visits_at_once_only_the_first_count() -> None:
     assert sums.weight("loss") == 2.0
     assert np.isfinite(plan.seconds).tolist() == [True, True, False]
     assert [lane.counted.tolist() for lane in lanes] == [[1], [1], [4]]
+
+
+def test_the_first_are_those_of_leaders_and_of_single_ranks_together() -> None:
+    """All three are there at once, one of them by way of a leader, who was told to add it up."""
+    job = job_in_real_time(4, clients=3, participation={"close": "first", "first": 2, "partial": "discard"})
+    lanes = lanes_of(job, [[4], [4], [4]])
+    lanes[0].leads = True
+    outcome = RoundOutcome(job, job.planner.attempt(0), lanes, time.monotonic())
+    for lane in lanes:
+        lane.invite(Command(Op.VISIT), [])
+        lane.poll()
+    assert outcome.counting().tolist() == [0, 1]
+    outcome.finish(inf)
+    assert outcome.depth.tolist() == [1, 1, 4]
 
 
 @pytest.mark.parametrize(
