@@ -119,7 +119,7 @@ JOBS: dict[str, Spec] = {
     "salf-kept-deadline-two-level-succession": Spec(
         SALF | KEPT, DEADLINE, "two-level", rounds=7, held=(3, 0.2, 0.7), apart=True
     ),
-    "fedavg-deadline-1-void": Spec(FEDAVG, DEADLINE | {"min_clients": 5}, rounds=4),
+    "fedavg-deadline-1-void": Spec(FEDAVG, DEADLINE | {"min_clients": 6}, rate=60.0, rounds=4),
     "fedavg-quorum-1": Spec(FEDAVG, QUORUM),
     "fedavg-kept-quorum-2": Spec(FEDAVG | KEPT, QUORUM, 2, apart=True),
     "fedavg-first-1": Spec(FEDAVG, FIRST, rounds=6),
