@@ -63,9 +63,9 @@ def test_costs_are_found(study: ModuleType, made: list[dict[str, Any]]) -> None:
 
 
 def test_what_a_lane_carries_by_hand(study: ModuleType) -> None:
-    """Two layers of 1,000 numbers; of a command 7 words, one for the client, and 2 for 65 in the cohort."""
+    """Two layers of 1,000 numbers; of a command 8 words, one for the client, and 2 for 65 in the cohort."""
     load = study.load(8, 2, 1, 65)
-    assert load.state == 8000 + 8 * (7 + 1 + 2)
+    assert load.state == 8000 + 8 * (8 + 1 + 2)
     assert load.frame == 2 * 4 * (1000 + 5 + 2)  # a layer's numbers, signs and weight, all in one head
     assert load.up == 2
 

@@ -152,7 +152,7 @@ def test_the_ranks_of_these_tests(world: Any) -> None:
     assert shown["ranks"][world.rank]["host"] == socket.gethostname()
     assert shown["ranks"][world.rank]["cores"] == cores()
     here = [rank for rank in shown["ranks"] if rank["host"] == socket.gethostname()]
-    assert len(here) == worlds.local(world.comm)[1]
+    assert len(here) > worlds.local(world.comm)
     assert sum(rank["share"] for rank in here) <= shown["ranks"][world.rank]["host_cores"] + 1e-9
     assert shown["launcher"] == worlds.launcher(os.environ) != ""
     assert shown["mpi"] == worlds.library(MPI.Get_library_version())

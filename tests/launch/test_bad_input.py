@@ -190,7 +190,7 @@ def of_five_clients(here: Path) -> None:
     store.create(here / "run", {"config": configs.load(str(here / "my.toml"), ["clients=5"]).text(), "data_dir": ""})
     segment = store.begin(here / "run", COLUMNS, {"client": range(5), "layer": ["a"], "rank": range(1)}, 0, 2)
     for round_ in range(2):
-        segment.write(round_, {"cohort": [1] * 5})
+        segment.write(round_, {"cohort": [1] * 5, "fate": [0] * 5})
     segment.close()
 
 

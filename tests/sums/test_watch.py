@@ -91,7 +91,7 @@ def test_a_test_loss_that_is_not_finite_is_told_of_once(
     warned = [line for line in capsys.readouterr().err.splitlines() if "test losses are not finite" in line]
     row = summary(run)
     assert (len(warned), row["status"]) == (1, "done")
-    assert list(remarks([row])) == [f"run: {warned[0].removeprefix('hpcfl: ')}"]
+    assert list(remarks([row])) == ["run: visits: 12 counted, 3 late", f"run: {warned[0].removeprefix('hpcfl: ')}"]
 
 
 def test_void_rounds_in_a_row_are_told_of_once(solo: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

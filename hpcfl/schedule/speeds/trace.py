@@ -180,12 +180,12 @@ class Trace(Speed):
         else:  # what visits had done that were cut short at a step are no layers
             end = duration - self.tape.config.speed.communication
             depth = np.where(columns["visit_seconds"][own] <= end * (1 + CLOSE), depth, plan.layers + 1)
-        return replace(plan, depth=depth, duration=duration, steps=steps, ended=self._ended(plan.round))
+        return replace(plan, depth=depth, duration=duration, steps=steps, ended=self._ended(plan.round, Fate.LOST))
 
-    def _ended(self, round: int) -> dict[int, Fate]:
-        """Return what became of visits that did not count, as far as it was recorded."""
+    def _ended(self, round: int, *kinds: Fate) -> dict[int, Fate]:
+        """Return whose visits ended in one of these ways, as far as it was recorded."""
         fates = enumerate(self.tape.columns["fate"][round].tolist() if "fate" in self.tape.columns else ())
-        return {client: Fate(fate) for client, fate in fates if fate in (Fate.LATE, Fate.LOST, Fate.CANCELLED)}
+        return {client: Fate(fate) for client, fate in fates if fate in kinds}
 
     def arrived(self, first: int, staleness: Staleness, whole: bool, by_steps: bool) -> Iterator[Plan] | None:
         if not self.tape.arrivals:
@@ -215,7 +215,7 @@ class Trace(Speed):
             arrivals=Arrivals(now["version"], now["number"], now["seconds"], factors, whom[by_id], served[by_id]),
             closes_after=float(tape.columns["deadline"][round]),
             steps=steps if by_steps else None,
-            ended=self._ended(round),
+            ended=self._ended(round, Fate.LATE, Fate.LOST, Fate.CANCELLED),
         )
 
     def paces(self, seed: int, clients: int) -> Floats:
