@@ -118,10 +118,10 @@ def many_lanes(comm: Any, count: int, seconds: float) -> dict[str, Any]:
     rooms = np.zeros((count, 8))
     others = [comm.Irecv(room, 1, 1) for room in rooms]  # nobody sends them
     poll, testsome = medians(lanes.poll, lambda: MPI.Request.Testsome(others))
-    share = of_a_core(lanes.waiting("visits", lambda: lanes.those("active")), seconds)
+    share = of_a_core(lanes.waiting("visits", lambda: lanes.those("visiting")), seconds)
     began = time.perf_counter()
     wait([comm.Isend(word, peer, GO) for peer in range(1, 1 + peers)])
-    for _ in lanes.waiting("visits", lambda: lanes.those("active")):
+    for _ in lanes.waiting("visits", lambda: lanes.those("visiting")):
         pass
     took = time.perf_counter() - began
     frames = [lane.pending.frames[0] for lane in all_lanes if lane.pending is not None]

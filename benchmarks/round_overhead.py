@@ -99,7 +99,7 @@ class Bare:
 
     def __init__(self, lanes: Sequence[Lane] = ()) -> None:
         self.call = np.zeros(8, np.int64)
-        self.buffers = [zero_frames(lane.formats) for lane in lanes]  # the server keeps those of its lanes
+        self.buffers = [zero_frames(lane.visits.formats) for lane in lanes]  # the server keeps those of its lanes
         self.summed = [own for lane, own in zip(lanes, self.buffers) if len(lane.topology.ranks) > 1]
 
     def server(self, lanes: list[Lane], state: list[Bytes]) -> None:

@@ -21,10 +21,12 @@ if "HPCFL_TESTS_STATE" not in os.environ:  # what has run here is no affair of w
 from helpers.summary import SPENT, processor_seconds, summary
 from hpcfl.base import plugins
 from hpcfl.mpi.launcher import launched
+from hpcfl.realtime.lane import Lane
 from hpcfl.testing.conftest import shared_dir, solo, world
 from hpcfl.testing.world import RESULTS, World
 
 BEGAN = time.monotonic()
+Lane.checked = True
 BEFORE = pytest.StashKey[float]()
 
 

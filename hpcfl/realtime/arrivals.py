@@ -20,7 +20,7 @@ from hpcfl.base.types import Floats, Ints
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.record import Record
 from hpcfl.mpi.transport import idle
-from hpcfl.realtime.lane import Lane, PendingReceive
+from hpcfl.realtime.lane import BUSY, Lane, PendingReceive
 from hpcfl.realtime.lanes import Lanes
 from hpcfl.realtime.orders import Command, Op
 from hpcfl.realtime.outcome import add_all
@@ -123,7 +123,7 @@ class ArrivalsServer(Server):
         began = time.monotonic()
 
         def owing() -> list[Lane]:
-            return self.lanes.those("active", "late") or (self.lanes.those("idle") if step.ends < inf else [])
+            return self.lanes.those(*BUSY) or (self.lanes.those("idle") if step.ends < inf else [])
 
         def left() -> float:
             return min(step.ends, *(flight.ends for flight in self.at_work.values()), inf) - time.monotonic()
@@ -152,22 +152,22 @@ class ArrivalsServer(Server):
 
     def _take(self, step: Step, now: Progress, record: Record) -> None:
         """Take visits in the order in which they have come, then those whose time is up; forget those of the dead."""
-        came = [lane for lane in self.at_work if lane.arrived]
+        came = [lane for lane in self.at_work if lane.visits.arrived]
         for lane in sorted(came, key=_arrival):
             if not step.full and _arrival(lane)[0] <= step.ends:
                 self._arrive(lane, step, now, record)
         for lane, flight in list(self.at_work.items()):
-            if lane.state == "dead" and not lane.arrived:
+            if lane.state == "dead" and not lane.visits.arrived:
                 now.flights.due[flight.client] = np.nan
                 step.ended[flight.client] = Fate.LOST
                 del self.at_work[lane]
-            elif lane.state == "active" and not step.full and time.monotonic() >= flight.ends:
+            elif lane.state == "visiting" and not step.full and time.monotonic() >= flight.ends:
                 self._arrive(lane, step, now, record)
 
     def _arrive(self, lane: Lane, step: Step, now: Progress, record: Record) -> None:
         """Take what a lane has sent of its visit, and close the visit where that is not all; leave word what counts."""
         flight, one, job, flights = self.at_work.pop(lane), lane.pending, self.job, now.flights
-        client, whole = flight.client, bool(lane.arrived)
+        client, whole = flight.client, bool(lane.visits.arrived)
         when = _arrival(lane)[0] if whole else time.monotonic()
         if not whole:
             lane.close(Command(Op.CLOSE))
@@ -189,7 +189,7 @@ class ArrivalsServer(Server):
         else:
             record.gradients = max(record.gradients, one.gradients(0, 0, groups))
         if self.rules.every_client:
-            lane.keep_pending()
+            lane.visits.keep_pending()
             step.held.append(one)
         else:
             factor = float(job.planner.staleness.factors(np.array([now.round - version]))[0])
@@ -280,13 +280,13 @@ class ArrivalsServer(Server):
 
     def _close(self, lane: Lane) -> None:
         """Stop the visit that a lane is at, if it is at one."""
-        if lane.state == "active":
+        if lane.state == "visiting":
             lane.close(Command(Op.CLOSE))
 
     def _halt(self) -> None:
         """Stop all visits: no more rounds are to come. They remain those of clients that are at work."""
         for lane, flight in self.at_work.items():
-            if not lane.arrived:
+            if not lane.visits.arrived:
                 self._close(lane)
                 self._acknowledge(lane, flight.client, len(self.job.layers.tensors) + 1)
         self.at_work = {}

@@ -1,7 +1,8 @@
 """The server's end of one lane: what is under way on it, and what has arrived.
 
-States: ``idle`` (can be asked), ``active`` (asked, not complete), ``late`` (the round closed without it; requests and
-buffers are kept until it has caught up) and ``dead``.
+Its states, and what leads from one to another, are `TRANSITIONS`: ``idle`` (can be asked), ``visiting`` (asked for
+visits), ``asked`` (for something else), ``late`` (nobody waits for it any longer, or not yet; requests and buffers are
+kept until it has caught up) and ``dead``.
 """
 
 from __future__ import annotations
@@ -30,6 +31,16 @@ from hpcfl.sums.message import Layout
 from hpcfl.sums.packing import Bytes
 
 TOLD = 8  # commands that a rank may not have heard when its lane falls apart
+TRANSITIONS: dict[str, dict[str, str]] = {
+    "idle": {"invited": "visiting", "questioned": "asked", "expected": "late", "failed": "dead"},
+    "visiting": {"complete": "idle", "closed": "late", "failed": "dead"},
+    "asked": {"complete": "idle", "given up": "late", "failed": "dead"},
+    "late": {"complete": "idle", "failed": "dead"},
+    "dead": {"failed": "dead"},
+}
+"""The state that follows each, by what happens; nothing else may."""
+BUSY = "visiting", "asked", "late"
+"""The states in which a rank owes something."""
 
 
 class PendingReceive:
@@ -39,34 +50,30 @@ class PendingReceive:
     """
 
     def __init__(
-        self,
-        lane: Lane,
-        clients: list[list[int]],
-        frames: list[Frame],
-        formats: Sequence[FrameFormat] | None = None,
+        self, lane: Lane, clients: list[list[int]], frames: list[Frame], formats: Sequence[FrameFormat]
     ) -> None:
-        self.lane, self.clients, self.visits = lane, clients, _visits(clients)
-        self.formats, self.frames = formats or lane.formats, frames
+        self.lane, self.clients, self.visits = lane, clients, sum(map(len, clients))
+        self.formats, self.frames = formats, frames
         self.transfers = [lane.receive(frame) for frame in frames]
         self.signs = [group.signs(frame) for group, frame in zip(self.formats, frames)]
         self.times: list[float] = []
 
+    @property
+    def complete(self) -> bool:
+        return len(self.times) == len(self.formats)
+
     def poll(self) -> bool:
         """Note what has arrived since; True once everything has."""
         while not self.complete and self.transfers[len(self.times)].done:
-            self._arrive()
+            self.arrive()
         return self.complete
 
-    def _arrive(self) -> None:
+    def arrive(self) -> None:
         """Note that the next group has come; where a rank alone on its lane has not sent it, no more than its head."""
         number = len(self.times)
         whole = self.lane.shared or self.signs[number][0].any()
         self.lane.received += _nbytes(self.frames[number] if whole else self.frames[number][:1])
         self.times.append(time.monotonic())
-
-    @property
-    def complete(self) -> bool:
-        return len(self.times) == len(self.transfers)
 
     def sent(self, groups: int) -> Ints:
         """Return how many of the first `groups` groups were really sent of each visit, int64 [ranks, places]."""
@@ -105,6 +112,157 @@ class PendingReceive:
         return max((group.gradients(frame, local_rank, place) for group, frame in frames), default=0)
 
 
+class Turns:
+    """The visits of one round on a lane, while its clients are the same.
+
+    Attributes
+    ----------
+    asked : list of list of list of int
+        Whose visits are asked for, ``[turn][local rank][place]``.
+    begun : int
+        How many turns have been received, the current one included.
+    pending : PendingReceive, optional
+        The current turn.
+    coming : int
+        Bytes of it that have not arrived.
+    """
+
+    def __init__(self, lane: Lane) -> None:
+        topology, self.lane = lane.topology, lane
+        self.formats = frame_formats(lane.layout, len(topology.ranks), topology.most(lane.together))
+        self.narrow = narrow_formats(lane.layout, topology, lane.together, lane.parts)
+        self.asked: list[list[list[int]]] = []
+        self.begun = 0
+        self.pending: PendingReceive | None = None
+        self._frames: list[Frame] = []
+        self._cleared = 0
+        self._closing: list[Transfer] = []  # the agreement on what was begun, then the ranks' word that they are free
+        self._target: Ints = np.zeros(1, dtype=np.int64)
+        self._drained: list[Transfer] = []
+        self._draining: tuple[int, float] | None = None  # bytes that come after a closing, and since when
+
+    @property
+    def turn(self) -> int:
+        """The turn whose visits are being received."""
+        return max(0, self.begun - 1)
+
+    @property
+    def arrived(self) -> int:
+        """Complete visits that are not yet summed up."""
+        return self.pending.visits if self.pending is not None and self.pending.complete else 0
+
+    @property
+    def completed(self) -> list[tuple[float, int, int]]:
+        """When each of them was there, its rank, and its client."""
+        one = self.pending
+        if one is None or not one.complete:
+            return []
+        rows = zip(self.lane.topology.ranks, one.clients)
+        return [(one.times[-1], rank, client) for rank, clients in rows for client in clients]
+
+    @property
+    def awaited(self) -> int:
+        """Visits of this round that may still come."""
+        if self.lane.state != "visiting":
+            return 0
+        current = self.pending.visits if self.pending is not None and not self.pending.complete else 0
+        return current + sum(len(clients) for turn in self.asked[self.begun :] for clients in turn)
+
+    @property
+    def has_next(self) -> bool:
+        """Whether visits are complete and others are to follow."""
+        return self.arrived > 0 and self.lane.state == "visiting" and self.begun < len(self.asked)
+
+    @property
+    def coming(self) -> int:
+        return 0 if self.pending is None else sum(map(_nbytes, self.pending.frames[len(self.pending.times) :]))
+
+    def ask(self, command: Command) -> None:
+        """Note whose visits are asked for from now on."""
+        turns = self.lane.topology.turns(command.cohort, self.lane.together)
+        self.asked = [[list(chain(*chunks)) for chunks in turn] for turn in turns]
+        self.begun, self.pending = 0, None
+
+    def receive_next(self) -> None:
+        """Begin to receive the next visits, into the frames of those before, which must have been summed up."""
+        while self._clear_next():
+            pass
+        self._cleared = 0
+        formats = self._formats_in(self.begun)
+        frames = [
+            [data[:size] for data, (size, _) in zip(frame, group.sizes())]
+            for frame, group in zip(self._frames, formats)
+        ]
+        self.pending = PendingReceive(self.lane, self.asked[self.begun], frames, formats)
+        self.begun += 1
+
+    def keep_pending(self) -> None:
+        """Leave what has come to those who hold it: the next visits are received into other memory."""
+        self._frames = []
+
+    def advance(self, sending: bool) -> bool:
+        """Receive visits, but not before the state has been sent: both at once take a third longer.
+
+        True once all have come.
+        """
+        if self.pending is None and sending:
+            if self._clear_next():
+                self.lane.transfers.stir(self.lane)  # with the next frame
+        elif self.pending is None:
+            self.receive_next()
+        return self.pending is not None and self.pending.poll() and self.begun == len(self.asked)
+
+    def close(self) -> None:
+        """Begin to agree with the ranks on what they had begun to send when they heard of the closing."""
+        begun = np.array([self.begun * len(self.formats)], dtype=np.int64)
+        agreed = self.lane.control.agree(begun, self._target)
+        self._closing, self._drained = [self.lane.begin(agreed, (begun, self._target))], []
+
+    def catch_up(self) -> bool:
+        """Receive what they had begun, then wait until they are free; True once they are."""
+        if self.pending is not None:
+            self.pending.poll()
+        if len(self._closing) == 1:
+            if self._closing[0].done:
+                self._drain()
+            return False
+        whole = self.pending is None or self.pending.complete
+        if not whole or not all(each.done for each in self._drained):
+            return False
+        if self._draining:  # from the agreement on nobody computes for what came
+            self.lane.bandwidth.came(*self._draining)
+            self._draining, self.lane.since = None, min(self.lane.since, time.monotonic())
+        return self._closing[1].done
+
+    def _drain(self) -> None:
+        """Begin to receive what goes beyond the current visits, and to wait until the ranks are free."""
+        frames, first, posted = [], self.begun * len(self.formats), int(self._target[0])
+        for index in range(first, posted):
+            turn, group = divmod(index, len(self.formats))
+            frames.append(self._formats_in(turn)[group].zeros())
+        self._drained = [self.lane.receive(frame) for frame in frames]
+        self._closing.append(self.lane.begin(self.lane.control.meet()))
+        self.lane.received += sum(map(_nbytes, frames))
+        if self.pending is not None:
+            absent = 0 if self.lane.shared else max(0, first - posted)  # of these no more than heads come
+            frames += self.pending.frames[len(self.pending.times) : len(self.pending.frames) - absent]
+        self._draining = sum(map(_nbytes, frames)), time.monotonic()
+
+    def _formats_in(self, turn: int) -> list[FrameFormat]:
+        client = next(chain(*self.asked[turn]), None)
+        return self.formats if client is None else self.narrow.get(int(self.lane.parts[client]), self.formats)
+
+    def _clear_next(self) -> bool:
+        """Set the next frame to zero, the server's own part of a sum; True if there was any left."""
+        self._frames = self._frames or zero_frames(self.formats)
+        if not self.lane.shared or self._cleared == len(self._frames):
+            return False
+        for data in self._frames[self._cleared]:
+            data.zero_()
+        self._cleared += 1
+        return True
+
+
 class Lane:
     """One lane, as the server sees it.
 
@@ -128,6 +286,8 @@ class Lane:
     leads = by_name = False
     leader = 0
     heirs: tuple[int, ...] = ()
+    checked = False  # whether each look is followed by `validate`
+    visits: Any
 
     def __init__(
         self,
@@ -139,41 +299,40 @@ class Lane:
         together: bool = False,
         parts: Ints | None = None,
     ) -> None:
-        self.gone: list[tuple[int, str]] = []
         (self.control, self.data), self.run_clients = channels, clients
-        self.shared, self.together = len(topology.ranks) > 1, together
-        self.bandwidth, self.transfers, self.layout = Bandwidth(), transfers, layout
+        self.bandwidth, self.transfers, self.layout, self.together = Bandwidth(), transfers, layout, together
         self.parts = np.zeros(clients, dtype=np.int64) if parts is None else parts
-        self.host(topology)
         self.state, self.reason = "idle", ""
         self.since, self.heard = 0.0, inf  # a rank that has never been heard of may take its time to start
         self.sent = self.received = self.round_bytes = self.holds = 0
         self.worked: Floats = np.zeros((2, len(topology.ranks)))
+        self.gone: list[tuple[int, str]] = []
         self._sends: list[Transfer] = []
         self._leaving: tuple[int, float] | None = None  # bytes of the state, and since when
         self._owed = 0  # bytes of it that are still to be passed on
-        self._draining: tuple[int, float] | None = None  # bytes that come after a closing, and since when
-        self._turns: list[list[list[int]]] = []  # whose visits are asked for
-        self._begun = self._ahead = 0
-        self.pending: PendingReceive | None = None
-        self._closing: list[Transfer] = []
-        self._target: Ints = np.zeros(1, dtype=np.int64)
-        self._drained: list[Transfer] = []
         self._reply: Transfer | None = None
         self._beside: Transfer | None = None  # the reply that comes beside a visit
+        self._arrival: Ints = np.zeros((2, 1), dtype=np.int64)
         self._commands = 0
         self.told: deque[tuple[int, Ints]] = deque(maxlen=TOLD)
         self.before: list[tuple[int, Ints]] = []
-        self._arrival: Ints = np.zeros((2, 1), dtype=np.int64)
+        self.host(topology)
 
     def host(self, topology: Topology) -> None:
         """Have these clients on the lane's ranks, while nothing is under way."""
         self.topology, self.hosted = topology, topology.clients
-        self.formats = frame_formats(self.layout, len(topology.ranks), topology.most(self.together))
-        self.narrow = narrow_formats(self.layout, topology, self.together, self.parts)
+        self.shared = len(topology.ranks) > 1
         self.counted: Ints = np.zeros(len(self.hosted), dtype=np.int64)
-        self._frames: list[Frame] = []
-        self._cleared = 0
+        self.visits = self._visits()
+
+    def _visits(self) -> Any:
+        return Turns(self)
+
+    @property
+    def pending(self) -> PendingReceive | None:
+        """The visits that are being received."""
+        one: PendingReceive | None = self.visits.pending
+        return one
 
     # what the server asks
 
@@ -182,27 +341,22 @@ class Lane:
 
         So many bytes of it are passed on `later`, piece by piece.
         """
-        turns = self.topology.turns(command.cohort, self.together)
-        self._turns = [[list(chain(*chunks)) for chunks in turn] for turn in turns]
-        self._begun, self.pending = 0, None
-        self._command(command)
-        self._broadcast(command, state, later)
-        self._ahead = sum(map(_visits, self._turns))
-        self.state = "active"
+        self._command(command, state, later)
+        self.visits.ask(command)
+        self._turn("invited")
 
     def pass_on(self, piece: Bytes) -> None:
         """Send a piece of the shared state, whatever has become of the round: the ranks expect all of it."""
         self._owed -= piece.nbytes
-        self._sends.append(self._begin(self.data.down(piece), piece, piece.nbytes))
+        self._sends.append(self.begin(self.data.down(piece), piece, piece.nbytes))
         self.sent += piece.nbytes
 
     def close(self, command: Command) -> None:
         """Tell a lane that is not complete that the round is over, and let it catch up."""
         self._command(command)
-        begun = np.array([self._begun * len(self.formats)], dtype=np.int64)
-        self._closing = [self._begin(self.control.agree(begun, self._target), (begun, self._target))]
-        self._drained, self._late_from, self._leaving = [], int(begun[0]), None
-        self._fall_behind(self.sending + self.coming)
+        self.visits.close()
+        self._leaving = None
+        self._fall_behind("closed", self.sending + self.visits.coming)
 
     def ask(self, command: Command, question: Question, reply: Reply, state: Sequence[Bytes] = ()) -> bool:
         """Ask something, where that can be asked for now: of a lane at a visit only what is replied to beside it.
@@ -211,13 +365,13 @@ class Lane:
         requests do not hold the buffers of reductions.
         """
         idle = self.state == "idle"
-        if not idle and (self.state != "active" or not question.beside or self.owes_reply):
+        if not idle and (self.state != "visiting" or not question.beside or self.owes_reply):
             return False
-        self._command(command)
-        self._broadcast(command, state)
-        coming = self._begin(reply.receive(self.control if question.beside else self.data), reply)
+        self._command(command, state)
+        coming = self.begin(reply.receive(self.control if question.beside else self.data), reply)
         if idle:
-            self._reply, self.state = coming, "active"
+            self._reply = coming
+            self._turn("questioned")
         else:
             self._beside = coming
         return True
@@ -228,27 +382,23 @@ class Lane:
         self.ask(Command(Op.ADOPT, cohort=cohort), Adopt(), Done(self.topology), state)
         self.host(self.topology.with_more(chunks))
 
-    @property
-    def owes_reply(self) -> bool:
-        """Whether a reply is awaited that is not there yet."""
-        return self.state != "dead" and (self._beside is not None or (self.state == "active" and bool(self._reply)))
-
-    @property
-    def has_replied(self) -> bool:
-        """Whether what was asked last has been replied to, in time."""
-        return self.state in ("idle", "active") and not self.owes_reply
-
     def give_up(self) -> None:
         """Do not wait for a reply any longer; it is dropped when it comes."""
-        if self.state == "active" and self._reply is not None:
-            self._fall_behind()
+        if self.state == "asked":
+            self._fall_behind("given up")
 
     def expect(self, counted: Ints) -> None:
         """Wait until the ranks are there; some come from a lane that has fallen apart, `counted` being known of it."""
         self.counted = counted
         self._arrival = np.zeros((2, 1), dtype=np.int64)
-        self._reply = self._begin(self.control.agree(*self._arrival), self._arrival)
-        self._fall_behind()
+        self._reply = self.begin(self.control.agree(*self._arrival), self._arrival)
+        self._fall_behind("expected")
+
+    def die(self, reason: str) -> None:
+        """Give the lane up for good; what has arrived stays."""
+        self._turn("failed")
+        self.reason = reason
+        self.transfers.abandon(self)
 
     # what goes on by itself
 
@@ -267,17 +417,28 @@ class Lane:
         moved = before != self._progress()
         if moved:
             self.heard = time.monotonic()
+        if self.checked:
+            self.validate()
         return moved
 
-    @property
-    def asked(self) -> list[list[list[int]]]:
-        """Whose visits are asked for, ``[turn][local rank]``."""
-        return self._turns
+    def validate(self) -> None:
+        """Raise AssertionError where what is under way does not fit the state."""
+        assert self.state in TRANSITIONS
+        assert (self._reply is not None) <= (self.state in ("asked", "late", "dead")), self.state
+        assert (self.state == "asked") <= (self._reply is not None)
+        assert self._owed >= 0
+        if self.state == "idle":
+            assert self.pending is None or self.pending.complete
 
     @property
-    def turn(self) -> int:
-        """The turn whose visits are being received."""
-        return max(0, self._begun - 1)
+    def owes_reply(self) -> bool:
+        """Whether a reply is awaited that is not there yet."""
+        return self.state == "asked" or (self.state != "dead" and self._beside is not None)
+
+    @property
+    def has_replied(self) -> bool:
+        """Whether what was asked last has been replied to, in time."""
+        return self.state in ("idle", "visiting") and not self.owes_reply
 
     def traffic(self) -> Floats:
         """Return bytes that each rank has received and sent since this was last asked, [2, ranks]."""
@@ -293,21 +454,14 @@ class Lane:
         return False
 
     @property
-    def busy(self) -> bool:
-        """Whether a rank owes something."""
-        return self.state in ("active", "late")
+    def flowing(self) -> bool:
+        """Whether a leader has said how much comes of a round that is closed, which is still in good time."""
+        return False
 
     @property
-    def completed(self) -> list[tuple[float, int, int]]:
-        """When each complete visit that is not yet summed up was there, its rank, and its client."""
-        one = self.pending
-        if one is None or not one.complete:
-            return []
-        return [
-            (one.times[-1], rank, client)
-            for rank, clients in zip(self.topology.ranks, one.clients)
-            for client in clients
-        ]
+    def busy(self) -> bool:
+        """Whether a rank owes something."""
+        return self.state in BUSY
 
     def late_for(self) -> float:
         """Seconds since bytes under way should have come; below 0: they still may; inf where the lane is not late."""
@@ -315,189 +469,79 @@ class Lane:
 
     def silent(self) -> float:
         """Seconds in which nothing has happened on a lane that owes something; 0 where it does not."""
-        return time.monotonic() - self.heard if self.state in ("active", "late") else 0.0
-
-    def die(self, reason: str) -> None:
-        """Give the lane up for good; what has arrived stays."""
-        self.state, self.reason = "dead", reason
-        self.transfers.abandon(self)
-
-    @property
-    def arrived(self) -> int:
-        """Complete visits that are not yet summed up."""
-        return self.pending.visits if self.pending is not None and self.pending.complete else 0
-
-    @property
-    def awaited(self) -> int:
-        """Visits of this round that may still come."""
-        if self.state != "active":
-            return 0
-        current = self.pending.visits if self.pending is not None and not self.pending.complete else 0
-        return current + self._ahead
-
-    @property
-    def flowing(self) -> bool:
-        """Whether a leader has said how much comes of a round that is closed, which is still in good time."""
-        return False
-
-    @property
-    def has_next(self) -> bool:
-        """Whether visits are complete and others are to follow."""
-        return self.arrived > 0 and self.state == "active" and self._begun < len(self._turns)
+        return time.monotonic() - self.heard if self.state in BUSY else 0.0
 
     @property
     def sending(self) -> int:
         """Bytes that are being sent to the lane, or still to be passed on."""
         return sum(each.outgoing for each in self._sends) + self._owed
 
-    @property
-    def coming(self) -> int:
-        """Bytes of the current visits that have not arrived."""
-        return 0 if self.pending is None else sum(map(_nbytes, self.pending.frames[len(self.pending.times) :]))
+    def lacks(self, command: Command) -> bool:
+        """Whether the shared state of a command has to come along: the ranks, who hear the same, conclude the same."""
+        return not command.state or command.state != self.holds
 
     def receive(self, frame: Frame) -> Transfer:
         """Start to receive one frame: from one rank as it is, from several added on the way to what is there."""
-        return self._begin([request for data in frame for request in self.data.summed(data.numpy())], frame)
+        return self.begin([request for data in frame for request in self.data.summed(data.numpy())], frame)
 
-    def receive_next(self) -> None:
-        """Begin to receive the next visits, into the frames of those before, which must have been summed up."""
-        while self._clear_next():
-            pass
-        self._cleared = 0
-        formats = self.formats_in(self._begun)
-        frames = [
-            [data[:size] for data, (size, _) in zip(frame, group.sizes())]
-            for frame, group in zip(self._frames, formats)
-        ]
-        self.pending = PendingReceive(self, self._turns[self._begun], frames, formats)
-        self._begun += 1
-        self._ahead = sum(map(_visits, self._turns[self._begun :]))
-
-    def keep_pending(self) -> None:
-        """Leave what has come to those who hold it: the next visits are received into other memory."""
-        self._frames = []
-
-    def formats_in(self, turn: int) -> list[FrameFormat]:
-        """Return the formats of a turn's frames."""
-        client = next(chain(*self._turns[turn]), None)
-        return self.formats if client is None else self.narrow.get(int(self.parts[client]), self.formats)
+    def begin(self, requests: Requests, kept: Any = None, outgoing: int = 0) -> Transfer:
+        """Have requests looked at with all else, see `Transfers.begin`."""
+        return self.transfers.begin(self, requests, kept, outgoing)
 
     def _advance(self) -> None:
-        self._look_at_sends()
+        self._sent_on()
         if self._beside is not None and self._beside.done:
             self._beside = None
         if self._reply is not None:
             if self._reply.done:
-                self._reply, self.state = None, "idle"
+                self._reply = None
+                self._turn("complete")
                 for number, counted in reversed(self.before):  # of what was not heard the first is about its last visit
                     if number > self._arrival[1, 0]:
                         self.counted = np.where(counted, counted, self.counted)
                 self.before = []
-        elif self._closing:
-            self._catch_up()
-        elif self.state == "active":
-            self._visit()
+        elif (self.state == "late" and self.visits.catch_up()) or (
+            self.state == "visiting" and self.visits.advance(bool(self._sends or self._owed))
+        ):
+            self._turn("complete")
 
-    def _look_at_sends(self) -> None:
+    def _sent_on(self) -> None:
         """Forget what has been sent, and note how fast the state has left once all of it has."""
         self._sends = [each for each in self._sends if not each.done]
         if self._leaving and not self._sends and not self._owed:
             self.bandwidth.went(*self._leaving)
             self._leaving = None
 
-    def _visit(self) -> None:
-        """Receive visits, but not before the state has been sent: both at once take a third longer."""
-        if self.pending is None and (self._sends or self._owed):
-            if self._clear_next():
-                self.transfers.stir(self)  # with the next frame
-        elif self.pending is None:
-            self.receive_next()
-        if self.pending is not None and self.pending.poll() and self._begun == len(self._turns):
-            self.state = "idle"
-
-    def _clear_next(self) -> bool:
-        """Set the next frame to zero, the server's own part of a sum; True if there was any left."""
-        self._frames = self._frames or zero_frames(self.formats)
-        if not self.shared or self._cleared == len(self._frames):
-            return False
-        for data in self._frames[self._cleared]:
-            data.zero_()
-        self._cleared += 1
-        return True
-
-    def _catch_up(self) -> None:
-        """Receive what the ranks had begun to send when they heard of the closing, then wait until they are free."""
-        if self.pending is not None:
-            self.pending.poll()
-        if len(self._closing) == 1:
-            if self._closing[0].done:
-                self._drain()
-        elif self._all_there() and self._closing[1].done:
-            self._closing, self._drained, self.state = [], [], "idle"
-
-    def _drain(self) -> None:
-        """Begin to receive what goes beyond the current visits, and to wait until the ranks are free."""
-        frames, posted = [], int(self._target[0])
-        for index in range(self._late_from, posted):
-            turn, group = divmod(index, len(self.formats))
-            frames.append(self.formats_in(turn)[group].zeros())
-        self._drained = [self.receive(frame) for frame in frames]
-        self._closing.append(self._begin(self.control.meet()))
-        self.received += sum(map(_nbytes, frames))
-        if self.pending is not None:
-            absent = 0 if self.shared else max(0, self._late_from - posted)  # of these no more than heads come
-            frames += self.pending.frames[len(self.pending.times) : len(self.pending.frames) - absent]
-        self._draining = sum(map(_nbytes, frames)), time.monotonic()
-
-    def _all_there(self) -> bool:
-        """True once all that was under way has come; from the closing's agreement on nobody computes for it."""
-        whole = self.pending is None or self.pending.complete
-        if not whole or not all(each.done for each in self._drained):
-            return False
-        if self._draining:
-            self.bandwidth.came(*self._draining)
-            self._draining, self.since = None, min(self.since, time.monotonic())
-        return True
-
-    def _command(self, command: Command) -> None:
-        """Send a command, and with it what has counted since the last one."""
+    def _command(self, command: Command, state: Sequence[Bytes] = (), later: int = 0) -> None:
+        """Send a command, with what has counted since the last one, and what comes along."""
         if self.state == "idle":
             self.heard = time.monotonic()
         command = replace(command, counted=self.counted)
         self._commands += 1
         self.told.append((self._commands, command.counted))
         packed = command.packed(len(self.hosted), self.run_clients)
-        self._sends.append(self._begin(self.control.down(packed), packed, packed.nbytes))
+        self._sends.append(self.begin(self.control.down(packed), packed, packed.nbytes))
         self.sent += packed.nbytes
         self.counted = np.zeros_like(self.counted)
+        if (state or later) and self.lacks(command):
+            self.holds = command.state or self.holds
+            self._owed += later + sum(part.nbytes for part in state)
+            self._leaving = self._owed, time.monotonic()
+            self.round_bytes = 2 * self._owed  # as much comes up
+            for part in state:
+                self.pass_on(part)
 
-    def lacks(self, command: Command) -> bool:
-        """Whether the shared state of a command has to come along: the ranks, who hear the same, conclude the same."""
-        return not command.state or command.state != self.holds
-
-    def _broadcast(self, command: Command, state: Sequence[Bytes], later: int = 0) -> None:
-        if not self.lacks(command):
-            return
-        self.holds = command.state or self.holds
-        self._owed += later + sum(part.nbytes for part in state)
-        self._leaving = self._owed, time.monotonic()
-        self.round_bytes = 2 * self._owed  # as much comes up
-        for part in state:
-            self.pass_on(part)
-
-    def _begin(self, requests: Requests, kept: Any = None, outgoing: int = 0) -> Transfer:
-        return self.transfers.begin(self, requests, kept, outgoing)
-
-    def _fall_behind(self, under_way: int = 0) -> None:
+    def _fall_behind(self, event: str, under_way: int = 0) -> None:
         """Be late, from when bytes that are under way should be there at the latest."""
-        self.state, self.since = "late", time.monotonic() + self.bandwidth.allows(under_way)
+        self._turn(event)
+        self.since = time.monotonic() + self.bandwidth.allows(under_way)
 
-    def _progress(self) -> tuple[str, int, int]:
-        return self.state, self._begun, len(self.pending.times) if self.pending is not None else 0
+    def _turn(self, event: str) -> None:
+        """Pass to the state that follows what has happened."""
+        self.state = TRANSITIONS[self.state][event]
 
-
-def _visits(clients: Sequence[Sequence[int]]) -> int:
-    return sum(map(len, clients))
+    def _progress(self) -> tuple[Any, ...]:
+        return self.state, self.visits.begun, len(self.pending.times) if self.pending is not None else 0
 
 
 def _nbytes(frame: Frame) -> int:

@@ -214,7 +214,7 @@ class Lanes:
                 if moved:
                     pause.moved()
                 if not any(lane.flowing for lane in closed):
-                    pause.pause(left(), self.transfers.outgoing + sum(lane.coming for lane in closed))
+                    pause.pause(left(), self.transfers.outgoing + sum(lane.visits.coming for lane in closed))
 
     def wait_for_frames(self, lanes: Sequence[Lane], by_name: bool = False) -> None:
         """Wait for what was under way on lanes that have just been closed, for as long as that may take.
@@ -225,7 +225,7 @@ class Lanes:
         grace = (ANSWER_SECONDS if by_name else GRACE_SECONDS) / self.haste
 
         def owing() -> list[Lane]:
-            return [lane for lane in lanes if (lane.coming or lane.hangs) and lane.late_for() < grace]
+            return [lane for lane in lanes if (lane.visits.coming or lane.hangs) and lane.late_for() < grace]
 
         for _ in self.waiting("what was under way", owing, closed=lanes):
             pass

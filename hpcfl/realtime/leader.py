@@ -110,21 +110,21 @@ class PartialSums:
             if self.by_name and one.complete and one not in self.held[lane]:
                 self.held[lane].append(one)
             for number in () if self.by_name else range(self._there(one)):
-                if self.added[lane][number] <= lane.turn:
+                if self.added[lane][number] <= lane.visits.turn:
                     if time.monotonic() > until:
                         return True
                     self._add(lane, row, one, number)
-            if lane.has_next:
+            if lane.visits.has_next:
                 if self.by_name:
-                    lane.keep_pending()
-                lane.receive_next()
+                    lane.visits.keep_pending()
+                lane.visits.receive_next()
         return False
 
     def ready(self) -> bool:
         """Whether all visits that were asked for have brought the next group."""
         if self.by_name or self.all_sent:
             return False
-        asked = {lane: 1 if lane.leads else len(lane.asked) for lane, _ in self.lanes}  # frames of each group
+        asked = {lane: 1 if lane.leads else len(lane.visits.asked) for lane, _ in self.lanes}  # frames of each group
         return all(lane.state == "dead" or self.added[lane][self.sent] == frames for lane, frames in asked.items())
 
     def close(self, counting: Ints, leaders: bool) -> None:
@@ -156,7 +156,7 @@ class PartialSums:
         return [
             (lane, row, one)
             for lane, row, one, groups in self.closed
-            if number < groups and (self.by_name or self.added[lane][number] <= lane.turn)
+            if number < groups and (self.by_name or self.added[lane][number] <= lane.visits.turn)
         ]
 
     def frame(self) -> list[Any]:
@@ -341,7 +341,7 @@ class Leader:
                 left = self.round.take()
                 while self.round.ready():
                     self._send_frame(self.round.frame())
-            if self.round.all_sent and not any(lane.leads and lane.state == "active" for lane, _ in self.round.lanes):
+            if self.round.all_sent and not any(lane.leads and lane.state == "visiting" for lane, _ in self.round.lanes):
                 self._end()
         self._tell()
         self.watch()
@@ -353,7 +353,7 @@ class Leader:
             return
         closing, self.round = self.round, None
         closing.close(command.cohort, leaders=False)
-        open_lanes = [lane for lane, _ in closing.lanes if lane.state == "active"]
+        open_lanes = [lane for lane, _ in closing.lanes if lane.state == "visiting"]
         led = [lane for lane in open_lanes if lane.leads]
         if led or closing.behind:  # else it is known at once what comes
             self.notice.data[2 : Notice.HEAD] = 1, 0, sum(group.most_bytes for group in self.formats[closing.sent :])
@@ -493,8 +493,8 @@ class Leader:
     def _note_visits(self, lane: Lane) -> None:
         groups, places = len(self.formats), {c: p for p, c in enumerate(lane.hosted.tolist())}
         came = self.notice.came[self.place[lane]]
-        for number, turn in enumerate(lane.asked[: lane.turn + 1]):
+        for number, turn in enumerate(lane.visits.asked[: lane.visits.turn + 1]):
             one = lane.pending
-            there = groups if number < lane.turn else len(one.times) if one is not None else 0
+            there = groups if number < lane.visits.turn else len(one.times) if one is not None else 0
             for client in chain(*turn):
                 came[places[client]] = there

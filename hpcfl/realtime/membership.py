@@ -16,7 +16,7 @@ from hpcfl.base.types import Ints, State
 from hpcfl.engine.job import Job
 from hpcfl.mpi.placement import Chunk
 from hpcfl.mpi.transport import Arrays
-from hpcfl.realtime.lane import Lane
+from hpcfl.realtime.lane import BUSY, Lane
 from hpcfl.realtime.lanes import Lanes
 from hpcfl.realtime.questions import Handover
 
@@ -55,7 +55,7 @@ class Orphans:
     @property
     def hopeful(self) -> Ints:
         """Who of them will be taken over, int64 [n]: nobody where all ranks are lost."""
-        return self.clients if self.lanes.those("idle", "active", "late") else self.clients[:0]
+        return self.clients if self.lanes.those("idle", *BUSY) else self.clients[:0]
 
     @property
     def hosted(self) -> Ints:

@@ -32,16 +32,12 @@ class PendingSums(PendingReceive):
 
     def __init__(self, lane: NodeLane, clients: list[list[int]]) -> None:
         self.lane, self.clients, self.visits = lane, clients, sum(map(len, clients))
-        self.formats: Sequence[Any] = lane.sum_formats
+        self.formats: Sequence[Any] = lane.formats
         self.frames = [[group.head()] for group in self.formats]
         self.signs = [group.signs(frame) for group, frame in zip(self.formats, self.frames)]
         self.times: list[float] = []
         self.start = time.monotonic()
         self._begun = [[lane.receive(self.frames[0])]]  # of each group what is being received: its head, then the rest
-
-    @property
-    def complete(self) -> bool:
-        return len(self.times) == len(self.formats)
 
     def poll(self) -> bool:
         while not self.complete and all(each.done for each in self._begun[len(self.times)]):
@@ -49,7 +45,7 @@ class PendingSums(PendingReceive):
             group, frame = self.formats[number], self.frames[number]
             if len(self._begun[number]) == 1 and self._receive_rest(number, group.parts(frame)):
                 continue
-            self._arrive()
+            self.arrive()
             if len(self._begun) == len(self.times) < len(self.formats):
                 self._receive_head()
         return self.complete
@@ -92,8 +88,76 @@ class PendingSums(PendingReceive):
     def came(self, local_rank: int, place: int) -> float:
         return self.start + float(self.signs[-1][-1, local_rank, place])
 
-    def steps(self, local_rank: int, place: int) -> int:
-        return int(self.signs[-1][4, local_rank, place])
+
+class LedVisits:
+    """The visits of one round below a leader: what it has told of them, and their sums as they come.
+
+    Attributes
+    ----------
+    attempt : (int, int)
+        The round, and the attempt at it, that they are of.
+    done : dict of int to float
+        Whose visits have come to the leader, and when that was heard.
+    """
+
+    has_next, begun = False, 0
+
+    def __init__(self, lane: NodeLane) -> None:
+        self.lane, self.attempt = lane, (-1, -1)
+        self.pending: PendingSums | None = None
+        self.done: dict[int, float] = {}
+        self.left: tuple[int, float] | None = None  # bytes that come after a closing, and since when
+
+    def ask(self, command: Command) -> None:
+        """Note whose visits are asked for from now on."""
+        invited = set(command.cohort.tolist())
+        self.attempt, self.done, self.left = (command.round, command.attempt), {}, None
+        rows = [[client for client in clients if client in invited] for clients in self.lane.topology.hosted]
+        self.pending = PendingSums(self.lane, rows)
+
+    @property
+    def arrived(self) -> int:
+        return len(self.done)
+
+    @property
+    def completed(self) -> list[tuple[float, int, int]]:
+        rows = zip(self.lane.topology.ranks, self.lane.topology.hosted)
+        return [(self.done[each], rank, each) for rank, clients in rows for each in clients if each in self.done]
+
+    @property
+    def awaited(self) -> int:
+        if self.lane.state != "visiting" or self.pending is None:
+            return 0
+        rows = zip(self.pending.clients, self.lane.noticed.states())
+        dead = sum(client not in self.done for clients, state in rows if state == "dead" for client in clients)
+        missing = self.pending.visits - len(self.done) - dead
+        return missing if self.lane.by_name else max(1, missing)
+
+    @property
+    def coming(self) -> int:
+        return 0 if self.pending is None else self.pending.coming
+
+    def take_note(self, new: Notice, now: float) -> None:
+        """Take note of what a leader tells of this round, at a second of the monotonic clock."""
+        for client, groups in zip(self.lane.hosted.tolist(), new.came.tolist()):
+            if groups == len(self.lane.formats):
+                self.done.setdefault(client, now)
+        if new.closing == 2 and self.pending is not None and self.left is None:
+            self.left = new.left, now
+            self.pending.announce(new.parts)
+
+    def advance(self) -> bool:
+        """Receive sums; True once all have come, and the leader's word that these were all."""
+        if self.pending is None:
+            return False
+        before = len(self.pending.times)
+        whole = self.pending.poll() and self.lane.noticed.over and self.lane.noticed.attempt == self.attempt
+        if self.left and len(self.pending.times) > before:  # it does come: the rest has as long as it takes
+            self.lane.since = time.monotonic() + self.lane.bandwidth.allows(self.coming)
+        if whole and self.left:
+            self.lane.bandwidth.came(*self.left)
+            self.left = None
+        return whole
 
 
 class NodeLane(Lane):
@@ -105,6 +169,7 @@ class NodeLane(Lane):
     """
 
     leads = True
+    visits: LedVisits
 
     def __init__(
         self,
@@ -119,47 +184,45 @@ class NodeLane(Lane):
         super().__init__(topology, (control, data), *given)
         self.noticed = self._blank()
         self._since = 0.0  # when a rank below was first noticed to be late
-        self._done: dict[int, float] = {}  # whose visits have come to the leader, and when that was heard
-        self._attempt = -1, -1
         self._told = self._blank()
         self._hearing: Transfer | None = None
-        self._left: tuple[int, float] | None = None  # bytes that come after a closing, and since when
         self._told_of = self.counted
         self.slack = 1.0  # how many times as long as usually it may take to say that it is here
         self._leaves = self._silent = self._expected = False
         self._moved: Floats = np.zeros((2, len(topology.ranks)))  # bytes, when that was last asked
 
-    def host(self, topology: Topology) -> None:
-        self.topology, self.hosted = topology, topology.clients
-        most = topology.most(together=True)
-        self.sum_formats = [SumFormat(blocks, len(topology.ranks), most) for blocks in self.layout]
-        self.counted = np.zeros(len(self.hosted), dtype=np.int64)
+    def _visits(self) -> LedVisits:
+        most = self.topology.most(together=True)
+        self.formats = [SumFormat(blocks, len(self.topology.ranks), most) for blocks in self.layout]
+        return LedVisits(self)
 
     def expect(self, counted: Ints) -> None:
         self.counted, here = counted, np.zeros(1, dtype=np.int64)
-        self._reply, self._expected = self._begin(self.data.up(here), here), True
+        self._reply, self._expected = self.begin(self.data.up(here), here), True
         self.noticed.ranks[:, 0] = RANK_STATES.index("late")  # until it tells
         self._since = time.monotonic()
-        self._fall_behind()
+        self._fall_behind("expected")
         self._listen()
 
     def invite(self, command: Command, state: Sequence[Bytes], later: int = 0) -> None:
-        invited = set(command.cohort.tolist())
-        self._attempt, self._done, self._left = (command.round, command.attempt), {}, None
         self._told_of = self.counted
-        self._command(command)
-        self._broadcast(command, state, later)
-        self.pending = PendingSums(self, [[c for c in clients if c in invited] for clients in self.topology.hosted])
-        self.state = "active"
+        super().invite(command, state, later)
 
     def close(self, command: Command) -> None:
         self._command(command)
+        self._turn("closed")
         self._leaving, self._silent = None, True
-        self.state, self.since = "late", time.monotonic()  # until the leader says what is under way
+        self.since = time.monotonic()  # until the leader says what is under way
 
     def ask(self, command: Command, question: Question, reply: Reply, state: Sequence[Bytes] = ()) -> bool:
-        self._leaves = command.op is Op.LEAVE
-        return self.state == "idle" and super().ask(command, question, reply, state)
+        asked = self.state == "idle" and super().ask(command, question, reply, state)
+        self._leaves |= asked and command.op is Op.LEAVE
+        return asked
+
+    def give_up(self) -> None:
+        if self.state == "asked":
+            self._command(Command(Op.CLOSE))  # it shall reply with what it has
+        super().give_up()
 
     @property
     def hangs(self) -> bool:
@@ -168,15 +231,14 @@ class NodeLane(Lane):
             return False
         return self._silent if self._reply is None else self._expected and self.late_for() > HERE_SECONDS * self.slack
 
+    @property
+    def tells(self) -> bool:
+        """Whether it has said something of the current round."""
+        return self.noticed.attempt == self.visits.attempt
+
     def unacknowledged(self) -> Ints:
         """Return how much of each visit has counted, as far as the ranks may not have heard of it."""
-        heard = self.noticed.attempt == self._attempt
-        return self.counted if heard else np.where(self._told_of, self._told_of, self.counted)
-
-    def give_up(self) -> None:
-        if self.state == "active" and self._reply is not None:
-            self._command(Command(Op.CLOSE))  # it shall reply with what it has
-            self._fall_behind()
+        return self.counted if self.tells else np.where(self._told_of, self._told_of, self.counted)
 
     def traffic(self) -> Floats:
         now = self.noticed.ranks[:, 1:].T.astype(np.float64)
@@ -196,92 +258,49 @@ class NodeLane(Lane):
         return super().busy or (self.state == "idle" and "late" in self.noticed.states())
 
     def late_for(self) -> float:
-        if self.state == "idle" and "late" in self.noticed.states():
+        if self.state == "idle" and self.busy:
             return time.monotonic() - self._since
         return super().late_for()
 
     @property
-    def arrived(self) -> int:
-        return len(self._done)
-
-    @property
-    def completed(self) -> list[tuple[float, int, int]]:
-        return [
-            (self._done[client], rank, client)
-            for rank, clients in zip(self.topology.ranks, self.topology.hosted)
-            for client in clients
-            if client in self._done
-        ]
-
-    @property
     def flowing(self) -> bool:
-        said = self.noticed.attempt == self._attempt and self.noticed.closing
-        return bool(said) and self.state == "late" and self.late_for() < 0
-
-    @property
-    def awaited(self) -> int:
-        if self.state != "active" or self.pending is None:
-            return 0
-        dead = [clients for clients, state in zip(self.pending.clients, self.noticed.states()) if state == "dead"]
-        missing = self.pending.visits - len(self._done) - sum(c not in self._done for row in dead for c in row)
-        return missing if self.by_name else max(1, missing)
-
-    @property
-    def has_next(self) -> bool:
-        return False
-
-    @property
-    def coming(self) -> int:
-        return self.pending.coming if isinstance(self.pending, PendingSums) and self._attempt[0] >= 0 else 0
+        return self.tells and bool(self.noticed.closing) and self.state == "late" and self.late_for() < 0
 
     def _advance(self) -> None:
-        self._look_at_sends()
+        self._sent_on()
         if self._hearing is not None and self._hearing.done:
-            self._notice(self._told)
             self._hearing = None
+            self._notice(self._told)
             if self.noticed.attempt[0] != Notice.LAST:
                 self._listen()
         if self._reply is not None:
             if self._reply.done and (self._hearing is None or not self._leaves):
-                self._reply, self.state, self._expected = None, "idle", False
-        elif self.pending is not None and self.state in ("active", "late"):
-            over, before = self.noticed.over and self.noticed.attempt == self._attempt, len(self.pending.times)
-            whole = self.pending.poll()
-            if self._left and len(self.pending.times) > before:  # it does come: the rest has as long as it takes
-                self.since = time.monotonic() + self.bandwidth.allows(self.coming)
-            if whole and over:
-                self.state = "idle"
-                if self._left:
-                    self.bandwidth.came(*self._left)
-                    self._left = None
+                self._reply, self._expected = None, False
+                self._turn("complete")
+        elif self.state in ("visiting", "late") and self.visits.advance():
+            self._turn("complete")
 
     def _blank(self) -> Notice:
-        return Notice(len(self.topology.ranks), len(self.hosted), sum(len(each.large) for each in self.sum_formats))
+        return Notice(len(self.topology.ranks), len(self.hosted), sum(len(each.large) for each in self.formats))
 
     def _listen(self) -> None:
         self._told = self._blank()
         data = self._told.data
-        self._hearing = self._begin(self.notices.up(data), data)
+        self._hearing = self.begin(self.notices.up(data), data)
 
     def _notice(self, new: Notice) -> None:
-        now, states, before = time.monotonic(), new.states(), self.noticed.states()
+        now, before = time.monotonic(), self.noticed.states()
         if "late" not in before:
             self._since = now
-        for rank, state, was in zip(self.topology.ranks, states, before):
+        for rank, state, was in zip(self.topology.ranks, new.states(), before):
             if state == "dead" != was:
                 self.gone.append((rank, f"rank {self.leader}, which leads it, has lost it"))
         self.noticed, self.heard = new, now
-        if new.attempt != self._attempt:
-            return
-        for client, groups in zip(self.hosted.tolist(), new.came.tolist()):
-            if groups == len(self.sum_formats):
-                self._done.setdefault(client, now)
-        self._silent &= not new.closing
-        if new.closing and self.state == "late":
-            self.since = now + self.bandwidth.allows(new.left)
-        if new.closing == 2 and isinstance(self.pending, PendingSums) and self._left is None:
-            self._left = new.left, now
-            self.pending.announce(new.parts)
+        if self.tells:
+            self._silent &= not new.closing
+            if new.closing and self.state == "late":
+                self.since = now + self.bandwidth.allows(new.left)
+            self.visits.take_note(new, now)
 
     def _progress(self) -> tuple[Any, ...]:
-        return *super()._progress(), len(self._done), self.noticed
+        return *super()._progress(), len(self.visits.done), self.noticed

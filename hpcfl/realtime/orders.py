@@ -71,7 +71,7 @@ class Command:
         return cls(Op(op), round_, attempt, closes_after, stage, stopped, bool(hard), state, counted, cohort)
 
 
-RANK_STATES = "idle", "active", "late", "dead", "silent"
+RANK_STATES = "idle", "visiting", "asked", "late", "dead", "silent"
 """As a `Notice` numbers them; who is silent is a leader that is late and has not replied at the end of a round."""
 
 

@@ -220,7 +220,7 @@ class RoundOutcome:
             return self.attempt.cohort
         count, named = self.summed_up, []
         led = {rank for lane in self.lanes if lane.leads for rank in lane.topology.ranks}
-        for _, rank, client in sorted(chain(*(lane.completed for lane in self.lanes))):
+        for _, rank, client in sorted(chain(*(lane.visits.completed for lane in self.lanes))):
             value = 1 if self.weights is None else self.weights[client]
             if count < (self.attempt.quorum or 0):
                 named.append(client)
@@ -231,7 +231,7 @@ class RoundOutcome:
     def progress(self) -> tuple[int, int]:
         """Return how many visits are complete, or their samples, and how many more visits may still come."""
         arrived = sum(self._value(lane) for lane in self.lanes)
-        return self.summed_up + arrived, sum(lane.awaited for lane in self.lanes)
+        return self.summed_up + arrived, sum(lane.visits.awaited for lane in self.lanes)
 
     def sum_up(self, lane: Lane) -> None:
         """Sum up a lane's complete visits and let it go on to its next ones."""
@@ -244,7 +244,7 @@ class RoundOutcome:
         add_all(one, self.early, accepted)
         if self.job.keeps:
             self.kept += messages(one, accepted, self.job.keeps)
-        lane.receive_next()
+        lane.visits.receive_next()
 
     def finish(self, closed: float) -> None:
         """Decide what counts of a round that was closed at `closed` (seconds of the monotonic clock).
@@ -318,9 +318,10 @@ class RoundOutcome:
 
     def _value(self, lane: Lane) -> int:
         """Return a lane's complete visits that are not summed up, or their samples where these are counted."""
-        if self.weights is None:
-            return lane.arrived
-        return sum(self.weights[client] for _, _, client in lane.completed)
+        if self.weights is not None:
+            return sum(self.weights[client] for _, _, client in lane.visits.completed)
+        arrived: int = lane.visits.arrived
+        return arrived
 
     def _note(self, lane: Lane, one: PendingReceive, groups: int) -> None:
         """Note whose visits these are, and how far each had come within its first `groups` groups."""

@@ -22,7 +22,7 @@ from hpcfl.learning import batchnorm
 from hpcfl.mpi.channel import Connected
 from hpcfl.mpi.placement import check_there
 from hpcfl.mpi.transport import Saved, arrays, as_chunk, idle
-from hpcfl.realtime.lane import Lane
+from hpcfl.realtime.lane import BUSY, Lane
 from hpcfl.realtime.lanes import Lanes
 from hpcfl.realtime.membership import Orphans
 from hpcfl.realtime.orders import Command, Op
@@ -111,7 +111,7 @@ class Server(Rounds):
             try:
                 return self.run_round(now.round, now.shared, now.stage.number, self.job.guard.limits(now.norms))
             except Interrupted:  # lanes that are free soon will take part in what follows
-                for lane in self.lanes.those("active"):
+                for lane in self.lanes.those("visiting"):
                     lane.close(Command(Op.CLOSE))
                 raise
 
@@ -146,7 +146,7 @@ class Server(Rounds):
         self._wait_for_visits(outcome)
         self.lanes.poll()
         closed = time.monotonic()
-        unfinished, counting = self.lanes.those("active"), outcome.counting()
+        unfinished, counting = self.lanes.those("visiting"), outcome.counting()
         for lane in unfinished:
             lane.close(self._command(Op.CLOSE, attempt, stage, counting if lane.leads else None))
         several = [lane for lane in unfinished if lane.leads or len(lane.topology.ranks) > 1]
@@ -164,14 +164,14 @@ class Server(Rounds):
         what = f"{need} free client{'s' * (need > 1)} for round {round}"
 
         def owing() -> list[Lane]:
-            return self.lanes.hosting(np.union1d(drawn.cohort, self.orphans.hosted), "active", "late")
+            return self.lanes.hosting(np.union1d(drawn.cohort, self.orphans.hosted), *BUSY)
 
         for _ in self.lanes.waiting(what, owing, self.rest):
             self._rehost()
             free = self.lanes.members(drawn.cohort, "idle")
             if len(free) >= need:
                 break
-            left = self.lanes.members(drawn.cohort, "idle", "active", "late")
+            left = self.lanes.members(drawn.cohort, "idle", *BUSY)
             left = np.union1d(left, np.intersect1d(drawn.cohort, self.orphans.hopeful))
             if len(left) < need:
                 ranks = ", ".join(str(loss.rank) for loss in self.lanes.lost)
@@ -190,7 +190,7 @@ class Server(Rounds):
             return
 
         def owing() -> list[Lane]:
-            return [lane for lane in busy if lane.state in ("active", "late")]
+            return [lane for lane in busy if lane.state in BUSY]
 
         for seconds in self.lanes.waiting("clients to go on at other ranks", owing):
             if self.orphans.waiting or self.lanes.those("dead"):
@@ -224,7 +224,7 @@ class Server(Rounds):
         patience = max(self.lanes.patience, 3 * self.lasted) if outcome.ends == inf else inf
 
         def owing() -> list[Lane]:
-            return [lane for lane in outcome.lanes if lane.state == "active"]
+            return [lane for lane in outcome.lanes if lane.state == "visiting"]
 
         def left() -> float:
             return outcome.ends - (time.monotonic() - outcome.start)
@@ -235,7 +235,7 @@ class Server(Rounds):
                 break
             with self.phases.phase("reduction"):
                 for lane in outcome.lanes:
-                    if lane.has_next:
+                    if lane.visits.has_next:
                         outcome.sum_up(lane)
         self.lasted = seconds
 

@@ -29,6 +29,7 @@ import numpy as np
 from hpcfl.base import lazy
 from hpcfl.base.rng import keyed
 from hpcfl.mpi import waiting
+from hpcfl.realtime import lane
 
 PROC_FAILED, IN_STATUS = 75, 18
 TICK = 1e-6  # seconds: nobody waits for less
@@ -687,6 +688,7 @@ def in_place(network: Network) -> Iterator[None]:
             for key in own.keys() & vars(module).keys():
                 if not (name == "executor" and key in ("Worker", "threading")):
                     stack.enter_context(patch.object(module, key, own[key]))
+        stack.enter_context(patch.object(lane.Lane, "checked", True))
         stack.enter_context(patch.object(waiting, "time", clock))
         stack.enter_context(patch.object(waiting.Patience, "pause", pause))
         mpi.update(vars(MPI))

@@ -36,6 +36,7 @@ from hpcfl.engine.loop import close, step
 from hpcfl.engine.record import Record
 from hpcfl.engine.simulated import visit
 from hpcfl.realtime import start
+from hpcfl.realtime.lane import BUSY
 from hpcfl.realtime.watchdog import LeftBehind, Watchdog
 from hpcfl.schedule.plan import Plan
 from hpcfl.sums.message import ExactSums, Sums
@@ -217,7 +218,7 @@ def play(schedule: Schedule) -> Played:
         rounds.lanes.wait_for_all(30.0)
         states = {int(ids[0]): {name: value[0] for name, value in state.items()} for ids, state in rounds.personal(now)}
         lost = {each for loss in rounds.lanes.lost for each in loss.clients}
-        late = {each for lane in rounds.lanes.those("late", "dead", "active") for each in lane.hosted.tolist()}
+        late = {each for lane in rounds.lanes.those(*BUSY, "dead") for each in lane.hosted.tolist()}
         reference.check_personal({each: states[each] for each in states.keys() - lost - late})
         ended.append(network.now)
         missing, _ = rounds.leave(now.round, 0, network.failures)

@@ -257,7 +257,7 @@ def in_real_time(**more: Any) -> Job:
 
 
 def of_clients(points: list[tuple[int, float]]) -> np.ndarray:
-    """The median where each client's point has its number in every entry, as the stub lanes have it."""
+    """The median where each client's point has its number in every entry, as `Rank` has it."""
     return weiszfeld(np.array([[client] * 3 for client, _ in points], float), np.array([w for _, w in points]), START)
 
 
@@ -267,10 +267,10 @@ START = np.array([0.3, 0.4, 0.5])
 @pytest.mark.mpi
 def test_void_and_late_visits_are_not_asked() -> None:
     """Client 1 alone is complete at first, which is too few; then 0 and 1 are, and the point of 2 is late."""
-    from realtime.test_server import SOON, lanes_of, server_of
+    from realtime.test_server import SOON, ranks_of, server_of
 
     job = in_real_time(participation=SOON)
-    server = server_of(job, lanes_of(job, [[1, 2], [2, 2], [0, 1]]))
+    server = server_of(job, ranks_of(job, [[1, 2], [2, 2], [0, 1]]))
     now = Progress(5, {"centre": torch.from_numpy(START)}, {})
     record = Record.open()
     plan, sums = server.exchange(now, record)
@@ -284,23 +284,15 @@ def test_what_a_rank_of_several_clients_sent_first_is_asked_too() -> None:
     """A lane uses its buffers again once visits are summed up."""
     from hpcfl.realtime.orders import Command, Op
     from hpcfl.realtime.outcome import RoundOutcome
-    from realtime.test_server import lanes_of
+    from realtime.test_server import ranks_of
 
     job = in_real_time()
-    lane = lanes_of(job, [[2]])[0]
-    outcome = RoundOutcome(job, job.planner.attempt(0, cohort=np.arange(3)), [lane], 0.0)
-
-    def again() -> None:
-        lane.pending.clients = [[1]]
-        for frame in lane.pending.frames:
-            frame[0].fill_(0.0)
-        for number in range(2):
-            lane.pending.arrive(number, 1)
-
-    lane.invite(Command(Op.VISIT), [])
-    lane.poll()
-    lane.receive_next = again
-    outcome.sum_up(lane)
+    (rank,) = ranks_of(job, [[4]], [(0, 1)])
+    outcome = RoundOutcome(job, job.planner.attempt(0, cohort=np.arange(3)), [rank.lane], 0.0)
+    rank.lane.invite(Command(Op.VISIT, cohort=np.arange(3)), [])
+    rank.lane.transfers.look()
+    outcome.sum_up(rank.lane)
+    rank.lane.transfers.look()
     outcome.finish(np.inf)
     held = outcome.sums(job.planner.plan(outcome.attempt))
     messages = held.messages(job.keeps)

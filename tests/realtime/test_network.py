@@ -214,7 +214,7 @@ def test_a_frame_of_the_round_before_that_counts_is_found(monkeypatch: pytest.Mo
         before = self.pending
         invite(self, command, state, later)
         if before is not None and before.complete and command.round == 2:
-            self.pending, self._begun = before, len(self.asked)
+            self.visits.pending, self.visits.begun = before, len(self.visits.asked)
 
     monkeypatch.setattr(lane.Lane, "invite", kept)
     assert play(schedule(participation=ALL)).broken != ""

@@ -62,9 +62,9 @@ def test_a_lane_that_is_not_waited_for_is_found(monkeypatch: pytest.MonkeyPatch)
 def test_other_words_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     command = Lane._command
 
-    def forgetful(self: Lane, given: Any) -> None:
+    def forgetful(self: Lane, *given: Any) -> None:
         self.counted = np.zeros_like(self.counted)
-        command(self, given)
+        command(self, *given)
 
     monkeypatch.setattr(Lane, "_command", forgetful)
     assert "with who" in found("fedavg-kept-all-1")
