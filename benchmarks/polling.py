@@ -113,7 +113,7 @@ def many_lanes(comm: Any, count: int, seconds: float) -> dict[str, Any]:
     lanes = Lanes(all_lanes, transfers=transfers)
     for lane in all_lanes:
         lane.invite(Command(Op.VISIT, cohort=np.arange(count)), [state])
-    for _ in lanes.waiting("the state to leave", lambda: [one for one in all_lanes if one.pending is None]):
+    for _ in lanes.waiting("the state to leave", lambda: [one for one in all_lanes if one.visits.pending is None]):
         pass
     rooms = np.zeros((count, 8))
     others = [comm.Irecv(room, 1, 1) for room in rooms]  # nobody sends them
@@ -124,7 +124,7 @@ def many_lanes(comm: Any, count: int, seconds: float) -> dict[str, Any]:
     for _ in lanes.waiting("visits", lambda: lanes.those("visiting")):
         pass
     took = time.perf_counter() - began
-    frames = [lane.pending.frames[0] for lane in all_lanes if lane.pending is not None]
+    frames = [lane.visits.pending.frames[0] for lane in all_lanes if lane.visits.pending is not None]
     total = sum(float(group.value(frame, "layer 1").sum() * group.weights(frame, "layer 1")[0]) for frame in frames)
     if total != 20.0 * count:
         raise RuntimeError(f"expected a sum of {20.0 * count}, got {total}")

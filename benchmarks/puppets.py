@@ -246,7 +246,7 @@ def look(series: Series) -> dict[str, Any]:
     server, seconds = series.server, []
 
     def rest() -> None:
-        if not any(lane.sending for lane in server.lanes.those("visiting")):
+        if not server.lanes.transfers.outgoing:
             for _ in range(LOOKS):
                 began = time.thread_time()
                 if not server.lanes.poll():
@@ -265,7 +265,7 @@ def swift(series: Series, rounds: int) -> dict[str, list[float]]:
 
     def rest() -> None:
         nonlocal sent
-        if not sent and not any(lane.sending for lane in server.lanes.those("visiting")):
+        if not sent and not server.lanes.transfers.outgoing:
             sent = time.monotonic()
 
     server.rest = rest

@@ -207,7 +207,7 @@ def real(comm: Any, asked: argparse.Namespace) -> None:
 
     def note(self: Leader) -> None:
         if self.round is not None:
-            stamped = {lane: lane.pending for lane, _ in self.round.lanes}
+            stamped = {lane: lane.visits.pending for lane, _ in self.round.lanes}
             arrived[int(self.notice.data[0])] = sum(len(one.times) for one in stamped.values() if one is not None)
 
     def ended(self: Leader) -> None:
@@ -307,14 +307,14 @@ class Flush:
 
     def measured(self, lanes: list[Any], by_name: bool) -> None:
         """Wait, and measure it."""
-        there = {lane: len(lane.pending.times) for lane in lanes if lane.pending is not None}
+        there = {lane: len(lane.visits.pending.times) for lane in lanes if lane.visits.pending is not None}
         import puppets
 
         began, queued = time.monotonic(), puppets.queued()
         self.wait(lanes, by_name)
         self.seconds, self.without = time.monotonic() - began, puppets.queued() - queued
         for lane, first in there.items():
-            frames = lane.pending.frames[first : len(lane.pending.times)]
+            frames = lane.visits.pending.frames[first : len(lane.visits.pending.times)]
             self.bytes += sum(part.nbytes for frame in frames for part in frame)
 
 

@@ -166,7 +166,7 @@ class ArrivalsServer(Server):
 
     def _arrive(self, lane: Lane, step: Step, now: Progress, record: Record) -> None:
         """Take what a lane has sent of its visit, and close the visit where that is not all; leave word what counts."""
-        flight, one, job, flights = self.at_work.pop(lane), lane.pending, self.job, now.flights
+        flight, one, job, flights = self.at_work.pop(lane), lane.visits.pending, self.job, now.flights
         client, whole = flight.client, bool(lane.visits.arrived)
         when = _arrival(lane)[0] if whole else time.monotonic()
         if not whole:
@@ -302,5 +302,5 @@ class ArrivalsServer(Server):
 
 def _arrival(lane: Lane) -> tuple[float, int]:
     """Return when a complete visit has come, in seconds of the monotonic clock; who comes at once, by rank."""
-    assert lane.pending is not None
-    return lane.pending.times[-1], lane.topology.ranks[0]
+    assert lane.visits.pending is not None
+    return lane.visits.pending.times[-1], lane.topology.ranks[0]

@@ -167,7 +167,9 @@ class ClientRank:
             with self.phases.phase("waiting"):
                 yield from self._wait(self._heard)
             command = self._heard_last = self._heard_command()
-            self._begin(command)
+            if self._round < 0 or (command.op is Op.VISIT and command.round > self._round):
+                self._round = command.round
+                self.phases.begin()
             self.executor.acknowledge(dict(zip(self.topology.clients.tolist(), command.counted.tolist())))
             if command.op is Op.VISIT:
                 self._listen()
@@ -186,12 +188,6 @@ class ClientRank:
         """Return what has been heard."""
         self._commands += 1
         return Command.unpacked(self._command.copy(), len(self.topology.clients))
-
-    def _begin(self, command: Command) -> None:
-        """Tell the phases of a round that begins here with this command."""
-        if self._round < 0 or (command.op is Op.VISIT and command.round > self._round):
-            self._round = command.round
-            self.phases.begin()
 
     def _listen(self) -> None:
         """Be ready for the server's next word."""

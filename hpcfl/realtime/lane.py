@@ -13,19 +13,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from math import inf
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from hpcfl.base.lazy import MPI
 from hpcfl.base.types import Floats, Ints
 from hpcfl.mpi.channel import Pair, Requests
-from hpcfl.mpi.placement import Chunk, Topology
+from hpcfl.mpi.placement import Topology
 from hpcfl.mpi.transfers import Transfer, Transfers
 from hpcfl.mpi.waiting import Bandwidth
 from hpcfl.realtime.frames import REJECTED, Frame, FrameFormat, frame_formats, narrow_formats, zero_frames
-from hpcfl.realtime.orders import Command, Op
-from hpcfl.realtime.questions import Adopt, Done, Question, Reply
+from hpcfl.realtime.orders import Command
+from hpcfl.realtime.questions import Question, Reply
 from hpcfl.sums.guard import NO_GROUP
 from hpcfl.sums.message import Layout
 from hpcfl.sums.packing import Bytes
@@ -125,7 +125,13 @@ class Turns:
         The current turn.
     coming : int
         Bytes of it that have not arrived.
+    flowing : bool
+        Whether a leader has said how much comes of a round that is closed, which is still in good time.
+    progress : tuple
+        Something that differs once anything has come.
     """
+
+    flowing = False
 
     def __init__(self, lane: Lane) -> None:
         topology, self.lane = lane.topology, lane
@@ -176,6 +182,10 @@ class Turns:
     @property
     def coming(self) -> int:
         return 0 if self.pending is None else sum(map(_nbytes, self.pending.frames[len(self.pending.times) :]))
+
+    @property
+    def progress(self) -> tuple[Any, ...]:
+        return self.begun, len(self.pending.times) if self.pending is not None else 0
 
     def ask(self, command: Command) -> None:
         """Note whose visits are asked for from now on."""
@@ -287,6 +297,7 @@ class Lane:
     leader = 0
     heirs: tuple[int, ...] = ()
     checked = False  # whether each look is followed by `validate`
+    receiver: ClassVar[type[Any]] = Turns
     visits: Any
 
     def __init__(
@@ -323,16 +334,7 @@ class Lane:
         self.topology, self.hosted = topology, topology.clients
         self.shared = len(topology.ranks) > 1
         self.counted: Ints = np.zeros(len(self.hosted), dtype=np.int64)
-        self.visits = self._visits()
-
-    def _visits(self) -> Any:
-        return Turns(self)
-
-    @property
-    def pending(self) -> PendingReceive | None:
-        """The visits that are being received."""
-        one: PendingReceive | None = self.visits.pending
-        return one
+        self.visits = self.receiver(self)
 
     # what the server asks
 
@@ -356,7 +358,7 @@ class Lane:
         self._command(command)
         self.visits.close()
         self._leaving = None
-        self._fall_behind("closed", self.sending + self.visits.coming)
+        self._fall_behind("closed", sum(each.outgoing for each in self._sends) + self._owed + self.visits.coming)
 
     def ask(self, command: Command, question: Question, reply: Reply, state: Sequence[Bytes] = ()) -> bool:
         """Ask something, where that can be asked for now: of a lane at a visit only what is replied to beside it.
@@ -375,12 +377,6 @@ class Lane:
         else:
             self._beside = coming
         return True
-
-    def adopt(self, chunks: Sequence[Chunk], state: Sequence[Bytes]) -> None:
-        """Have the rank that is alone on this lane take over chunks of clients, whose personal state this is."""
-        cohort = np.sort(np.concatenate([chunk.clients for chunk in chunks]))
-        self.ask(Command(Op.ADOPT, cohort=cohort), Adopt(), Done(self.topology), state)
-        self.host(self.topology.with_more(chunks))
 
     def give_up(self) -> None:
         """Do not wait for a reply any longer; it is dropped when it comes."""
@@ -409,12 +405,16 @@ class Lane:
         """
         if self.state == "dead":
             return False
-        before = self._progress()
+        before = self.state, *self.visits.progress
+        self._sends = [each for each in self._sends if not each.done]
+        if self._leaving and not self._sends and not self._owed:
+            self.bandwidth.went(*self._leaving)
+            self._leaving = None
         try:
             self._advance()
         except MPI.Exception as error:
             self.die(" ".join(error.Get_error_string().split()))
-        moved = before != self._progress()
+        moved = before != (self.state, *self.visits.progress)
         if moved:
             self.heard = time.monotonic()
         if self.checked:
@@ -428,7 +428,7 @@ class Lane:
         assert (self.state == "asked") <= (self._reply is not None)
         assert self._owed >= 0
         if self.state == "idle":
-            assert self.pending is None or self.pending.complete
+            assert self.visits.pending is None or self.visits.pending.complete
 
     @property
     def owes_reply(self) -> bool:
@@ -454,11 +454,6 @@ class Lane:
         return False
 
     @property
-    def flowing(self) -> bool:
-        """Whether a leader has said how much comes of a round that is closed, which is still in good time."""
-        return False
-
-    @property
     def busy(self) -> bool:
         """Whether a rank owes something."""
         return self.state in BUSY
@@ -466,15 +461,6 @@ class Lane:
     def late_for(self) -> float:
         """Seconds since bytes under way should have come; below 0: they still may; inf where the lane is not late."""
         return time.monotonic() - self.since if self.state == "late" else inf
-
-    def silent(self) -> float:
-        """Seconds in which nothing has happened on a lane that owes something; 0 where it does not."""
-        return time.monotonic() - self.heard if self.state in BUSY else 0.0
-
-    @property
-    def sending(self) -> int:
-        """Bytes that are being sent to the lane, or still to be passed on."""
-        return sum(each.outgoing for each in self._sends) + self._owed
 
     def lacks(self, command: Command) -> bool:
         """Whether the shared state of a command has to come along: the ranks, who hear the same, conclude the same."""
@@ -489,7 +475,6 @@ class Lane:
         return self.transfers.begin(self, requests, kept, outgoing)
 
     def _advance(self) -> None:
-        self._sent_on()
         if self._beside is not None and self._beside.done:
             self._beside = None
         if self._reply is not None:
@@ -504,13 +489,6 @@ class Lane:
             self.state == "visiting" and self.visits.advance(bool(self._sends or self._owed))
         ):
             self._turn("complete")
-
-    def _sent_on(self) -> None:
-        """Forget what has been sent, and note how fast the state has left once all of it has."""
-        self._sends = [each for each in self._sends if not each.done]
-        if self._leaving and not self._sends and not self._owed:
-            self.bandwidth.went(*self._leaving)
-            self._leaving = None
 
     def _command(self, command: Command, state: Sequence[Bytes] = (), later: int = 0) -> None:
         """Send a command, with what has counted since the last one, and what comes along."""
@@ -539,9 +517,6 @@ class Lane:
     def _turn(self, event: str) -> None:
         """Pass to the state that follows what has happened."""
         self.state = TRANSITIONS[self.state][event]
-
-    def _progress(self) -> tuple[Any, ...]:
-        return self.state, self.visits.begun, len(self.pending.times) if self.pending is not None else 0
 
 
 def _nbytes(frame: Frame) -> int:

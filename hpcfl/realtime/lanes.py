@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -14,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from hpcfl.base.errors import Interrupted, listed
+from hpcfl.base.terminal import say
 from hpcfl.base.types import Ints
 from hpcfl.engine.job import Job
 from hpcfl.engine.profile import Phases
 from hpcfl.mpi.transfers import Transfers
 from hpcfl.mpi.transport import idle
 from hpcfl.mpi.waiting import REPEAT_SECONDS, SLACK, Patience
-from hpcfl.realtime.lane import Lane
+from hpcfl.realtime.lane import BUSY, Lane
 from hpcfl.realtime.orders import Command
 from hpcfl.realtime.questions import QUESTIONS
 from hpcfl.sums.packing import Bytes
@@ -117,10 +117,10 @@ class Lanes:
         """Give up lanes that have been silent for too long; often enough, since it takes time with many lanes."""
         if self.lost_after is None or time.monotonic() < self._listened + self.lost_after * LISTEN_SHARE:
             return
-        self._listened = time.monotonic()
+        self._listened = now = time.monotonic()
         for lane in self.all:
             before = lane.state
-            if lane.silent() > self.lost_after:
+            if before in BUSY and now - lane.heard > self.lost_after:
                 lane.die(f"not heard of for {self.lost_after:g} s")
             self._notice(lane, before)
 
@@ -175,7 +175,7 @@ class Lanes:
         if rank not in {loss.rank for loss in self.lost}:
             self.lost.append(Loss(rank, clients, reason))
             if self.tells:
-                _say(str(self.lost[-1]))
+                say(str(self.lost[-1]))
 
     # waiting
 
@@ -204,7 +204,7 @@ class Lanes:
                 return
             if seconds >= due:
                 due = seconds + REPEAT_SECONDS
-                _say(f"still waiting ({seconds:.1f} s) for {what}: {_named(owing())}")
+                say(f"still waiting ({seconds:.1f} s) for {what}: {_named(owing())}")
             rest()
             with self.phases.phase("waiting"):
                 sending, looked = self.transfers.outgoing, time.perf_counter()
@@ -213,7 +213,7 @@ class Lanes:
                     self.phases.was("broadcast" if sending else "reduction")
                 if moved:
                     pause.moved()
-                if not any(lane.flowing for lane in closed):
+                if not any(lane.visits.flowing for lane in closed):
                     pause.pause(left(), self.transfers.outgoing + sum(lane.visits.coming for lane in closed))
 
     def wait_for_frames(self, lanes: Sequence[Lane], by_name: bool = False) -> None:
@@ -235,12 +235,13 @@ class Lanes:
 
         Where most links are faster, one that is slow holds up nobody.
         """
-        rate = median([lane.bandwidth.rate for lane in self.all] or [inf])
-        most = GRACE_SECONDS + SLACK * max((lane.round_bytes for lane in self.all), default=0) / rate
         late = [lane for lane in self.all if lane.late_for() < GRACE_SECONDS]
-        for seconds in self.waiting(
-            "lanes to be free", lambda: [one for one in late if one.late_for() < GRACE_SECONDS]
-        ):
+        if not late:
+            return
+        rate = median(lane.bandwidth.rate for lane in self.all)
+        most = GRACE_SECONDS + SLACK * max(lane.round_bytes for lane in self.all) / rate
+        what = "lanes to be free"
+        for seconds in self.waiting(what, lambda: [one for one in late if one.late_for() < GRACE_SECONDS]):
             if seconds > most:
                 break
 
@@ -285,10 +286,6 @@ class Lanes:
         for lane in owing():
             lane.give_up()
         return {lane: replies[lane] for lane in asked if lane.has_replied}
-
-
-def _say(line: str) -> None:
-    print(f"hpcfl: {line}", file=sys.stderr, flush=True)
 
 
 def _named(lanes: Sequence[Lane]) -> str:

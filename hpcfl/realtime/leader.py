@@ -104,7 +104,7 @@ class PartialSums:
         """
         until = time.monotonic() + TAKE_SECONDS
         for lane, row in self.lanes:
-            one = lane.pending
+            one = lane.visits.pending
             if one is None or (self.by_name and lane.leads):
                 continue
             if self.by_name and one.complete and one not in self.held[lane]:
@@ -139,7 +139,7 @@ class PartialSums:
             if self.by_name and not leaders:
                 counted = [one for one in self.held[lane] if not named.isdisjoint(chain(*one.clients))]
                 self.closed += [(lane, row, one, len(self.formats)) for one in counted]
-            elif (one := lane.pending) is not None:
+            elif (one := lane.visits.pending) is not None:
                 self.closed.append((lane, row, one, self._there(one)))
 
     @property
@@ -295,7 +295,10 @@ class Leader:
                 lane.counted = np.where(counted, counted, lane.counted)
             done.get(command.op, self._ask)(command)
             if command.op is Op.LEAVE:
-                self._leave()
+                self._until(lambda: self._telling is None or self._telling.done)
+                self.notice.data[0] = Notice.LAST
+                self._tell()
+                self._until(lambda: all(each.done for each in self._sends))
                 return command
 
     # rounds
@@ -402,7 +405,7 @@ class Leader:
 
     def _ask(self, command: Command) -> None:
         """Ask all who are free, until the rank above wants no more, and send on what they reply."""
-        question, what = QUESTIONS[command.op](), "answers"
+        question = QUESTIONS[command.op]()
         pieces = self._receive_state(command) if question.with_state else []
         self._until(lambda: all(coming.done for coming, _ in pieces), self.packing.nbytes if pieces else 0)
         if question.dismisses:
@@ -413,19 +416,12 @@ class Leader:
                 raise Interrupted("")
 
         with self.phases.phase(question.phase):
-            found = self.lanes.ask(self.job, self.lanes.all, command, [piece for _, piece in pieces], what, hurry)
+            found = self.lanes.ask(self.job, self.lanes.all, command, [piece for _, piece in pieces], rest=hurry)
         each = [found.get(lane, question.reply(self.job, lane.topology, lane.leads)) for lane in self.lanes.all]
         whole = question.reply(self.job, self.topology, led=True)
         whole.merge(each, [lane in found for lane in self.lanes.all])
         self._send(whole.send(self.control if question.beside else self.data), whole)
         self.released |= command.op is Op.RELEASE
-
-    def _leave(self) -> None:
-        """Say the last that there is to say."""
-        self._until(lambda: self._telling is None or self._telling.done)
-        self.notice.data[0] = Notice.LAST
-        self._tell()
-        self._until(lambda: all(each.done for each in self._sends))
 
     # waiting
 
@@ -494,7 +490,7 @@ class Leader:
         groups, places = len(self.formats), {c: p for p, c in enumerate(lane.hosted.tolist())}
         came = self.notice.came[self.place[lane]]
         for number, turn in enumerate(lane.visits.asked[: lane.visits.turn + 1]):
-            one = lane.pending
+            one = lane.visits.pending
             there = groups if number < lane.visits.turn else len(one.times) if one is not None else 0
             for client in chain(*turn):
                 came[places[client]] = there

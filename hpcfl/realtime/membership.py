@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +11,14 @@ import numpy as np
 from hpcfl import store
 from hpcfl.base.errors import listed
 from hpcfl.base.lazy import torch
+from hpcfl.base.terminal import say
 from hpcfl.base.types import Ints, State
 from hpcfl.engine.job import Job
 from hpcfl.mpi.placement import Chunk
-from hpcfl.mpi.transport import Arrays
 from hpcfl.realtime.lane import BUSY, Lane
 from hpcfl.realtime.lanes import Lanes
-from hpcfl.realtime.questions import Handover
+from hpcfl.realtime.orders import Command, Op
+from hpcfl.realtime.questions import Adopt, Done, Handover
 
 NOWHERE = -1
 
@@ -71,9 +71,11 @@ class Orphans:
         not. A lane of several ranks falls apart when one of them is to take over clients. Personal state is that of the
         checkpoint `saved`, where there is one, else that before the first visit.
         """
-        self._collect()
-        if not self.waiting:
-            return []
+        for lane in self.lanes.those("dead"):
+            self.lanes.all.remove(lane)
+            for rank, chunks in zip(lane.topology.ranks, lane.topology.chunks):
+                self.waiting += [Orphan(self._chunk[chunk[0]], rank) for chunk in chunks]
+        self.waiting.sort(key=lambda each: each.chunk.number)
         self._choose()
         busy = []
         for host in sorted({each.host for each in self.waiting} - {NOWHERE}):
@@ -82,14 +84,6 @@ class Orphans:
                 alone = len(lane.topology.ranks) == 1
                 busy += self._hand_over(lane, host, saved) if alone else self.lanes.split(lane)
         return busy
-
-    def _collect(self) -> None:
-        """Take in the clients of ranks that are lost."""
-        for lane in self.lanes.those("dead"):
-            self.lanes.all.remove(lane)
-            for rank, chunks in zip(lane.topology.ranks, lane.topology.chunks):
-                self.waiting += [Orphan(self._chunk[chunk[0]], rank) for chunk in chunks]
-        self.waiting.sort(key=lambda each: each.chunk.number)
 
     def _choose(self) -> None:
         topologies = [lane.topology for lane in self.lanes.all]
@@ -107,7 +101,9 @@ class Orphans:
         mine = [each for each in self.waiting if each.host == host]
         chunks = [each.chunk for each in mine]
         handover = Handover(chunks, self.job.like)
-        lane.adopt(chunks, handover.sent(self._states(handover.clients, saved)))
+        cohort, states = np.sort(handover.clients), handover.sent(self._states(handover.clients, saved))
+        lane.ask(Command(Op.ADOPT, cohort=cohort), Adopt(), Done(lane.topology), states)
+        lane.host(lane.topology.with_more(chunks))
         self.waiting = [each for each in self.waiting if each.host != host]
         rounds = store.personal_rounds(saved, handover.clients) if saved else dict.fromkeys(handover.clients, 0)
         for lost in dict.fromkeys(each.lost for each in mine):
@@ -116,18 +112,17 @@ class Orphans:
                 where = f"at rank {host} in place of rank {lost}{self._since([rounds[client]])}"
                 self.events.append(("rehosted", client, where))
             many, since = "s" * (len(clients) > 1), self._since(rounds[client] for client in clients)
-            line = f"client{many} {listed(clients)} of rank {lost} go{'' if many else 'es'} on at rank {host}{since}"
-            print(f"hpcfl: {line}", file=sys.stderr, flush=True)
+            say(f"client{many} {listed(clients)} of rank {lost} go{'' if many else 'es'} on at rank {host}{since}")
         return [lane]
 
     def _states(self, clients: list[int], saved: Path | None) -> dict[int, State]:
         known = store.load_personal(saved, clients, check=True) if saved and self.job.personal_bytes else {}
-        return {client: self._state(client, known.get(client)) for client in clients}
-
-    def _state(self, client: int, saved: Arrays | None) -> State:
-        if saved is None:
-            return self.job.algorithm.init_client(self.job.task, client)
-        return {name: torch.from_numpy(saved[name]).to(like.dtype) for name, like in self.job.like(client).items()}
+        states = {}
+        for client in clients:
+            states[client] = self.job.algorithm.init_client(self.job.task, client)
+            for name, value in known.get(client, {}).items():
+                states[client][name] = torch.from_numpy(value).to(states[client][name].dtype)
+        return states
 
     def _since(self, rounds: Iterable[int]) -> str:
         """Return of when the personal state is with which clients go on, "" where they have none."""

@@ -30,9 +30,9 @@ class PendingSums(PendingReceive):
         When the visits were asked for, in seconds of the monotonic clock.
     """
 
-    def __init__(self, lane: NodeLane, clients: list[list[int]]) -> None:
+    def __init__(self, lane: NodeLane, clients: list[list[int]], formats: Sequence[Any]) -> None:
         self.lane, self.clients, self.visits = lane, clients, sum(map(len, clients))
-        self.formats: Sequence[Any] = lane.formats
+        self.formats: Sequence[Any] = formats
         self.frames = [[group.head()] for group in self.formats]
         self.signs = [group.signs(frame) for group, frame in zip(self.formats, self.frames)]
         self.times: list[float] = []
@@ -100,9 +100,11 @@ class LedVisits:
         Whose visits have come to the leader, and when that was heard.
     """
 
-    has_next, begun = False, 0
+    has_next = False
 
     def __init__(self, lane: NodeLane) -> None:
+        most = lane.topology.most(together=True)
+        self.formats = [SumFormat(blocks, len(lane.topology.ranks), most) for blocks in lane.layout]
         self.lane, self.attempt = lane, (-1, -1)
         self.pending: PendingSums | None = None
         self.done: dict[int, float] = {}
@@ -113,7 +115,7 @@ class LedVisits:
         invited = set(command.cohort.tolist())
         self.attempt, self.done, self.left = (command.round, command.attempt), {}, None
         rows = [[client for client in clients if client in invited] for clients in self.lane.topology.hosted]
-        self.pending = PendingSums(self.lane, rows)
+        self.pending = PendingSums(self.lane, rows, self.formats)
 
     @property
     def arrived(self) -> int:
@@ -137,10 +139,19 @@ class LedVisits:
     def coming(self) -> int:
         return 0 if self.pending is None else self.pending.coming
 
+    @property
+    def flowing(self) -> bool:
+        lane = self.lane
+        return lane.tells and bool(lane.noticed.closing) and lane.state == "late" and lane.late_for() < 0
+
+    @property
+    def progress(self) -> tuple[Any, ...]:
+        return len(self.done), self.lane.noticed, len(self.pending.times) if self.pending is not None else 0
+
     def take_note(self, new: Notice, now: float) -> None:
         """Take note of what a leader tells of this round, at a second of the monotonic clock."""
         for client, groups in zip(self.lane.hosted.tolist(), new.came.tolist()):
-            if groups == len(self.lane.formats):
+            if groups == len(self.formats):
                 self.done.setdefault(client, now)
         if new.closing == 2 and self.pending is not None and self.left is None:
             self.left = new.left, now
@@ -168,7 +179,7 @@ class NodeLane(Lane):
     leader's `heirs` may lead in its place.
     """
 
-    leads = True
+    leads, receiver = True, LedVisits
     visits: LedVisits
 
     def __init__(
@@ -190,11 +201,6 @@ class NodeLane(Lane):
         self.slack = 1.0  # how many times as long as usually it may take to say that it is here
         self._leaves = self._silent = self._expected = False
         self._moved: Floats = np.zeros((2, len(topology.ranks)))  # bytes, when that was last asked
-
-    def _visits(self) -> LedVisits:
-        most = self.topology.most(together=True)
-        self.formats = [SumFormat(blocks, len(self.topology.ranks), most) for blocks in self.layout]
-        return LedVisits(self)
 
     def expect(self, counted: Ints) -> None:
         self.counted, here = counted, np.zeros(1, dtype=np.int64)
@@ -262,12 +268,7 @@ class NodeLane(Lane):
             return time.monotonic() - self._since
         return super().late_for()
 
-    @property
-    def flowing(self) -> bool:
-        return self.tells and bool(self.noticed.closing) and self.state == "late" and self.late_for() < 0
-
     def _advance(self) -> None:
-        self._sent_on()
         if self._hearing is not None and self._hearing.done:
             self._hearing = None
             self._notice(self._told)
@@ -281,7 +282,7 @@ class NodeLane(Lane):
             self._turn("complete")
 
     def _blank(self) -> Notice:
-        return Notice(len(self.topology.ranks), len(self.hosted), sum(len(each.large) for each in self.formats))
+        return Notice(len(self.topology.ranks), len(self.hosted), sum(len(each.large) for each in self.visits.formats))
 
     def _listen(self) -> None:
         self._told = self._blank()
@@ -301,6 +302,3 @@ class NodeLane(Lane):
             if new.closing and self.state == "late":
                 self.since = now + self.bandwidth.allows(new.left)
             self.visits.take_note(new, now)
-
-    def _progress(self) -> tuple[Any, ...]:
-        return *super()._progress(), len(self.visits.done), self.noticed

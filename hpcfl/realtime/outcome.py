@@ -200,7 +200,7 @@ class RoundOutcome:
         self.early: ExactSums | None = None
         self.kept: list[Message] = []
         self.summed_up = self.gradients = 0
-        self.led = 0  # what leaders were told to add up, when the round closed
+        self.first: set[int] | None = None  # whose visits count as the round closes, where n are enough
         self.ends = attempt.closes_after
 
     def over(self, seconds: float) -> bool:
@@ -209,24 +209,16 @@ class RoundOutcome:
         self.ends = min(self.ends, self.attempt.ends(arrived, seconds))
         return seconds >= self.ends or awaited == 0
 
-    @property
-    def by_name(self) -> bool:
-        """Whether n whole visits are enough and no more is waited for: then who counts has to be said by name."""
-        return names_who_counts(self.attempt, self.whole)
-
     def counting(self) -> Ints:
         """Return whose visits may count as the round closes, client ids: where n are enough, the first n only."""
-        if not self.by_name:
+        if not names_who_counts(self.attempt, self.whole):
             return self.attempt.cohort
-        count, named = self.summed_up, []
-        led = {rank for lane in self.lanes if lane.leads for rank in lane.topology.ranks}
-        for _, rank, client in sorted(chain(*(lane.visits.completed for lane in self.lanes))):
-            value = 1 if self.weights is None else self.weights[client]
+        count, self.first = self.summed_up, set[int]()
+        for _, _, client in sorted(chain(*(lane.visits.completed for lane in self.lanes))):
             if count < (self.attempt.quorum or 0):
-                named.append(client)
-                self.led += value * (rank in led)
-            count += value
-        return np.array(sorted(named), dtype=np.int64)
+                self.first.add(client)
+            count += 1 if self.weights is None else self.weights[client]
+        return np.array(sorted(self.first), dtype=np.int64)
 
     def progress(self) -> tuple[int, int]:
         """Return how many visits are complete, or their samples, and how many more visits may still come."""
@@ -235,7 +227,7 @@ class RoundOutcome:
 
     def sum_up(self, lane: Lane) -> None:
         """Sum up a lane's complete visits and let it go on to its next ones."""
-        one = lane.pending
+        one = lane.visits.pending
         assert one is not None
         self.early = self.early or ExactSums(self.job.layout)
         self.summed_up += self._value(lane)
@@ -252,7 +244,11 @@ class RoundOutcome:
         A rank alone on its lane counts as far as its groups were there by then. What ranks that share a lane handed
         in just after it counts too: it cannot be told apart from the sum.
         """
-        for lane, one in self._looked_at():
+        for lane in self.lanes:
+            one = lane.visits.pending
+            # where some are named, a leader was told whom of its own to add up
+            if one is None or not (lane.leads or self.first is None or self.first & {*chain(*one.clients)}):
+                continue
             single = len(lane.topology.ranks) == 1 and not lane.leads
             groups = sum(when <= closed for when in one.times) if single else len(one.times)
             if groups == self.groups or not self.whole:
@@ -283,21 +279,6 @@ class RoundOutcome:
         sums = ReceivedSums(self.job.layout, cohort, plan.miss_probability, self.received, self.early, self.kept)
         sums.gradients, sums.rejected, sums.norms = self.gradients, self.rejected, self.norms
         return sums
-
-    def _looked_at(self) -> list[tuple[Lane, PendingReceive]]:
-        """Return the current visits; where n whole visits are enough, and no more is waited for, the first n only."""
-        current = [(lane, lane.pending) for lane in self.lanes if lane.pending is not None]
-        if not self.by_name:
-            return current
-        led = [(lane, one) for lane, one in current if lane.leads]  # its leader was told whom to add up
-        current = [(lane, one) for lane, one in current if not lane.leads]
-        done = sorted((c for c in current if c[1].complete), key=lambda c: (c[1].times[-1], c[0].topology.ranks))
-        count, taken = self.summed_up + self.led, []
-        for lane, one in done:
-            if count < (self.attempt.quorum or 0):
-                taken.append((lane, one))
-            count += self._value(lane)
-        return [*led, *taken]
 
     def _accepted(self, one: PendingReceive, groups: int) -> int:
         """Return how many of the first `groups` groups of a single rank's visit count, as far as their norms say."""

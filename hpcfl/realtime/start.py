@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from hpcfl.base.errors import Diverged, Interrupted, LeftOut, Stopped, ended
 from hpcfl.base.lazy import MPI
+from hpcfl.base.terminal import say
 from hpcfl.base.types import State
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.profile import Phases
@@ -143,11 +144,11 @@ def serve(
     try:
         last = client.serve()
     except LeftBehind as left:
-        print(f"hpcfl: rank {rank}: {left}", file=sys.stderr, flush=True)
+        say(f"rank {rank}: {left}")
         codes = {"done": 0, "diverged": Diverged.code}
         _drop(ended(now.round, codes.get(left.state, Stopped.code)))
     except LeftOut as out:
-        print(f"hpcfl: rank {rank}: {out}", file=sys.stderr, flush=True)
+        say(f"rank {rank}: {out}")
         _drop(None)
     stopped = ended(last.round, last.stopped)
     if last.hard:
@@ -162,8 +163,7 @@ def dismiss(server: Server, comm: MPI.Intracomm, done: int, stopped: Stopped | N
     if has_ulfm(comm):
         end_ranks([loss.rank for loss in server.lanes.lost])  # MPI waits for one that only hangs
     if missing:
-        ranks = ", ".join(map(str, missing))
-        print(f"hpcfl: the run is recorded, but rank {ranks} did not come back to leave", file=sys.stderr, flush=True)
+        say(f"the run is recorded, but rank {', '.join(map(str, missing))} did not come back to leave")
         end_job(comm, 1 if stopped is None else stopped.code)
     if hard:
         _drop(stopped)

@@ -8,7 +8,6 @@ word first, and is led from then on as any other rank.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Collection
 from contextlib import suppress
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from hpcfl.base.lazy import MPI
+from hpcfl.base.terminal import say
 from hpcfl.engine.job import Job
 from hpcfl.mpi.channel import direct, notices, words
 from hpcfl.mpi.placement import Tree, Under, topology
@@ -114,7 +114,7 @@ class Succession:
         self._missed[leader] = 0
         self._change(node, new, lost)
         self._renew(lanes, old, self.tree.branch(node))
-        print(f"hpcfl: rank {new} leads the node of rank {leader}, which {why}", file=sys.stderr, flush=True)
+        say(f"rank {new} leads the node of rank {leader}, which {why}")
         for client in old.topology.hosted[old.topology.ranks.index(leader)]:
             self.events.append(("succeeded", client, f"rank {new} leads in place of rank {leader}, which {why}"))
 

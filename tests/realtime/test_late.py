@@ -73,7 +73,9 @@ def closes_when_sent(world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(client.ClientRank, "_post", posted)
 
     def over(outcome: RoundOutcome, seconds: float) -> bool:
-        return all(lane.pending for lane in outcome.lanes) and all((shared_dir / each).exists() for each in names[2:])
+        return all(lane.visits.pending for lane in outcome.lanes) and all(
+            (shared_dir / each).exists() for each in names[2:]
+        )
 
     monkeypatch.setattr(RoundOutcome, "over", over)
 

@@ -211,7 +211,7 @@ def test_a_frame_of_the_round_before_that_counts_is_found(monkeypatch: pytest.Mo
     invite = lane.Lane.invite
 
     def kept(self: lane.Lane, command: Any, state: Any, later: int = 0) -> None:
-        before = self.pending
+        before = self.visits.pending
         invite(self, command, state, later)
         if before is not None and before.complete and command.round == 2:
             self.visits.pending, self.visits.begun = before, len(self.visits.asked)
