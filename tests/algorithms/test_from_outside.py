@@ -125,6 +125,20 @@ def test_on_ranks_too(world: Any, shared_dir: Path, method: str) -> None:
         same(run, alone)
 
 
+@pytest.mark.mpi
+@pytest.mark.parametrize("width", [1, "two-level"])
+@pytest.mark.parametrize("method", EXAMPLES)
+def test_in_real_time_too(world: Any, shared_dir: Path, method: str, width: Any) -> None:
+    given = values(method, False) | {"clock": "wall", "lane_width": width}
+    given["participation"] = {**given["participation"], "close": "all"}
+    run = play(world, given, shared_dir / "run", world.comm)
+    if world.rank == 0:
+        judged(method, run)
+    resume(world, run, 2, world.comm)
+    if world.rank == 0:
+        judged(method, run)
+
+
 @pytest.mark.parametrize("per_chunk", [False, 2, len(SIZES)], ids=["one by one", "pairs", "one chunk"])
 def test_a_client_may_keep_the_very_model_that_it_is_given(solo: Any, tmp_path: Path, per_chunk: int | bool) -> None:
     """Scaffnew keeps it under a name of its own; hpcfl works on what it gives in place."""
