@@ -40,6 +40,7 @@ from hpcfl.sums.message import ExactSums
 from hpcfl.sums.packing import POOL, Bytes, Packing
 
 TAKE_SECONDS = 0.001  # for adding up between two looks: a closing may be told of
+ALIVE_SHARE = 0.25  # of the silence after which a rank counts as dead: so often a leader says something
 HERE: Ints = np.ones(1, dtype=np.int64)
 
 
@@ -265,7 +266,7 @@ class Leader:
         large = sum(len(group.large) for group in self.formats)
         self.notice = Notice(len(topology.ranks), len(topology.clients), large)
         self.notice.data[0] = -1
-        self._said: Ints = np.zeros(1, dtype=np.int64)
+        self._said, self._said_at = np.zeros(1, dtype=np.int64), -inf
         self._telling: Transfer | None = None
         self._sends: list[Transfer] = []
         self._state: list[tuple[Transfer, Bytes]] = []  # that was received last
@@ -446,14 +447,18 @@ class Leader:
                 patience.pause(coming=coming + self.transfers.outgoing)
 
     def _tell(self, at_once: bool = False) -> None:
-        """Tell the rank above what has changed; as a rule not before it has been told of what was before."""
+        """Tell the rank above what has changed; as a rule not before it has been told of what was before.
+
+        Where silence is counted, it hears that this rank is there though others below it are silent.
+        """
         telling = self._telling is not None and not self._telling.done
         if self._said[0] == Notice.LAST or (telling and not at_once):
             return
         self._note()
-        if not self.notice.tells_more(self._said, len(self.formats)):
+        now, lost_after = time.monotonic(), self.lanes.lost_after or inf
+        if not self.notice.tells_more(self._said, len(self.formats)) and now < self._said_at + ALIVE_SHARE * lost_after:
             return
-        self._said = self.notice.data.copy()
+        self._said, self._said_at = self.notice.data.copy(), now
         self._telling = self._send(self.notices.up(self._said), self._said)
 
     def _note(self) -> None:

@@ -100,7 +100,7 @@ class LedVisits:
         Whose visits have come to the leader, and when that was heard.
     """
 
-    has_next = False
+    has_next, turn = False, 0
 
     def __init__(self, lane: NodeLane) -> None:
         most = lane.topology.most(together=True)
