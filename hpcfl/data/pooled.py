@@ -230,8 +230,7 @@ class Pooled(Served):
         check_within("clients", clients, 1, left, ", one per training sample")
         if self.partition == "shards":
             groups, limit = self.label_groups, min(header.classes, clients)
-            for_these = f", for {header.classes} classes and {clients} clients"
-            check_within("data.label_groups", groups, 1, limit, for_these)
+            check_within("data.label_groups", groups, 1, limit, f", for {header.classes} classes and {clients} clients")
             most = min(header.classes // groups, left // clients)
             if not 1 <= (self.classes or 0) <= most:
                 there = f"data.label_groups = {groups}, clients = {clients} and {left} training samples"

@@ -168,8 +168,7 @@ class Task(Held):
         if self.whole is not None:
             return (1, prod(self.whole.latent)) if self.whole.embeds else None
         above = sum(layer.name.startswith(EMBED) for layer in self.layers)
-        entry = next(iter(self.layers[above].tensors.values()))
-        return above, int(entry.shape[1])
+        return above, int(next(iter(self.layers[above].tensors.values())).shape[1])
 
     @property
     def nbytes(self) -> int:

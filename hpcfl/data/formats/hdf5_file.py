@@ -317,10 +317,8 @@ def pieces(
         right = np.isfinite(piece) if scale is None else (piece >= 0) & (piece <= most)
         if not right.all():
             where, name = np.argwhere(~right)[0], f"{features.file.filename}: {features.name[1:]}"
-            expected, got = f"0 to {most} as data.scale = '{scale}'", piece[tuple(where)]
-            if scale in (None, "tokens"):
-                tokens = f"integers from 0 to {most} as data.tokens = true"
-                expected = tokens if scale else "finite 32-bit numbers"
+            others = {None: "finite 32-bit numbers", "tokens": f"integers from 0 to {most} as data.tokens = true"}
+            expected, got = others.get(scale, f"0 to {most} as data.scale = '{scale}'"), piece[tuple(where)]
             raise UsageError(f"{name}: sample {rows.start + where[0]} holds {got}, expected {expected}")
         yield rows.start, piece if scale is None or scale == "tokens" else scaled(piece, PEAK, scale)
 
