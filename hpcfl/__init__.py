@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from hpcfl.data import ClientData, Federation, Header, InMemory, Source
     from hpcfl.launch.api import Run, run
     from hpcfl.learning.batches import Batch, Visits
-    from hpcfl.learning.one_client import ClientBatch
     from hpcfl.learning.optim import zeros
-    from hpcfl.learning.task import Task
+    from hpcfl.learning.task import ClientBatch, Task
     from hpcfl.results.run_table import group_figures, open_sweep
     from hpcfl.results.trained import open_models
     from hpcfl.schedule.speeds import Speed
@@ -76,7 +75,7 @@ _PLACES = {
     **dict.fromkeys(("Run", "run"), "hpcfl.launch.api"),
     "Speed": "hpcfl.schedule.speeds",
     **dict.fromkeys(("Batch", "Visits"), "hpcfl.learning.batches"),
-    "ClientBatch": "hpcfl.learning.one_client",
+    "ClientBatch": "hpcfl.learning.task",
     "Task": "hpcfl.learning.task",
     "zeros": "hpcfl.learning.optim",
     "Sums": "hpcfl.sums.message",

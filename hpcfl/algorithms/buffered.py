@@ -23,7 +23,8 @@ def with_buffers(algorithm: Algorithm, task: Task) -> Algorithm:
     """Return the method that also handles the buffers of the task's module; where no step changes any, the method."""
     if task.whole is None or not task.whole.buffers or task.buffers == "keep":
         return algorithm
-    return wrapped(algorithm, _Local if task.buffers == "local" else _Buffered)
+    # where all of them are the clients' own the shared model alone cannot predict
+    return wrapped(algorithm, _Buffered, **({"evaluates_shared": False} if task.buffers == "local" else {}))
 
 
 class _Buffered(Wrapper):
@@ -92,14 +93,6 @@ class _Buffered(Wrapper):
         if shared.keys() >= set(served):  # asked for by itself, not by `model`
             _begun(self, task, shared, {}, visits)
         return super().adapted(task, without(shared, served), visits, epochs) | _whole(task).now(visits.clients)
-
-
-class _Local(_Buffered):
-    """The same where all of them are the clients' own: the shared model alone cannot predict."""
-
-    @property
-    def evaluates_shared(self) -> bool:
-        return False
 
 
 def _own(method: Algorithm, task: Task) -> list[str]:

@@ -20,7 +20,7 @@ from pydantic import Field
 from hpcfl.algorithms.base import Batch, Block, Client, Layout, Objective, State, Sums, Task, Visits
 from hpcfl.algorithms.local import Local
 from hpcfl.base.device_copy import on_device
-from hpcfl.base.errors import UsageError
+from hpcfl.base.errors import refusal
 from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.rng import keyed
 from hpcfl.math.cka import alignment, kernel_triangles, triangle_size, unit_kernel
@@ -51,22 +51,15 @@ class FedHeNN(Local):
         return (*super().layout(task), {KERNEL: kernel, ROUND: Block((), torch.float64)})
 
     def init_server(self, task: Task) -> State:
+        who, instead = "algorithm.name = 'fedhenn'", "algorithm.name = 'local'"
         if task.whole is not None and task.latent is None:
-            raise UsageError(
-                f"task.embedding: algorithm.name = 'fedhenn' needs to know which submodule of model.name = "
-                f"'{task.whole.name}' embeds, got none; did you mean algorithm.name = 'local'?"
-            )
+            what = f"the submodule of model.name = '{task.whole.name}' that embeds, for {who}"
+            raise refusal("task.embedding", what, None, instead)
         if len(task.layer_names()) < 2:
-            raise UsageError(
-                "algorithm.name = 'fedhenn' aligns what the layers before the last one give: expected a model of at "
-                "least 2 layers, got 1; did you mean algorithm.name = 'local'?"
-            )
-        axes = {len(shape) for shape in task.federation.shapes}
+            raise refusal(who, "a model of at least 2 layers, of which all but the last are aligned", 1, instead)
+        axes = sorted({len(shape) for shape in task.federation.shapes})
         if len(axes) > 1:
-            raise UsageError(
-                "algorithm.name = 'fedhenn': expected features with the same number of axes for all clients, got "
-                f"{' and '.join(map(str, sorted(axes)))}; did you mean algorithm.name = 'local'?"
-            )
+            raise refusal(who, "features with the same number of axes for all clients", axes, instead)
         kernel = torch.zeros(triangle_size(self.alignment), dtype=task.dtype, device=task.device)  # none yet
         return {KERNEL: kernel, ROUND: torch.full((), -1.0, dtype=torch.float64, device=task.device)}
 

@@ -104,10 +104,8 @@ class Hooks(ConfigBase):
 
         UsageError where it does not move them by such means and nothing else: `[weighting]` then cannot correct them.
         """
-        raise UsageError(
-            f"weighting.correct: algorithm.name = '{self.name}' does more with what clients send than to take weighted "
-            "means of their changes: expected 'none'"
-        )
+        more = "does more with what clients send than to take weighted means of their changes"
+        raise UsageError(f"weighting.correct: algorithm.name = '{self.name}' {more}: expected 'none'")
 
     # ---- visits that are cut short
 

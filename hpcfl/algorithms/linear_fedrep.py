@@ -44,10 +44,9 @@ class LinearFedRep(Algorithm):
 
     def check_model(self, model: Model, header: Header) -> None:
         if model.name != "linear" or not header.fresh:
-            raise UsageError(
-                "algorithm.name = 'linear_fedrep' needs data.name = 'linear' and model.name = 'linear', "
-                "or data.name = 'linear_spaces' and the same model with its key dimension"
-            )
+            either = "data.name = 'linear' and model.name = 'linear'"
+            other = "data.name = 'linear_spaces' and the same model with its key dimension"
+            raise UsageError(f"algorithm.name = 'linear_fedrep' needs {either}, or {other}")
         if model.initial is not None and self.initial == "moments":
             beside, other = (f"algorithm.initial = '{word}'" for word in ("moments", "random"))
             raise no_meaning("model.initial", model.initial, beside, other)
@@ -71,17 +70,13 @@ class LinearFedRep(Algorithm):
         federation: LinearFederation = task.federation  # type: ignore[assignment]
         (rank, dimension), (latent, expected) = task.initial()[B].shape, federation.truth.shape
         embedding, spaces = task.initial().get(WEIGHT), hasattr(federation, "moments")
-        got = "none" if embedding is None else len(embedding)
+        got = None if embedding is None else len(embedding)
         if spaces and got != latent:
-            raise UsageError(
-                f"model.dimension: expected data.dimension = {latent}, to which data.name = 'linear_spaces' needs an "
-                f"embedding, got {got}; did you mean {latent}?"
-            )
+            what = f"data.dimension = {latent}, to which data.name = 'linear_spaces' needs an embedding"
+            raise refusal("model.dimension", what, got, latent)
         if not spaces and embedding is not None:
-            raise UsageError(
-                f"model.dimension: expected none, since the clients of data.name = 'linear' share their feature space, "
-                f"got {got}; did you mean none, or data.name = 'linear_spaces'?"
-            )
+            what = "none, since the clients of data.name = 'linear' share their feature space"
+            raise refusal("model.dimension", what, got, "none, or data.name = 'linear_spaces'")
         if rank != expected:
             raise refusal("model.rank", f"data.rank = {expected}", rank, expected)
         if federation.train_sizes.min() < rank:

@@ -34,8 +34,8 @@ from hpcfl.algorithms.base import Algorithm, Batch, Block, By, Client, Layout, O
 from hpcfl.base.errors import RunError, UsageError, check_within, listed, no_meaning, refusal, toml
 from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.types import Ints, State
-from hpcfl.learning.one_client import ClientBatch, objective_of
 from hpcfl.learning.optim import FINE_TUNING, Adam, AdamW, Optimizer, Sgd, stacked
+from hpcfl.learning.task import ClientBatch, objective_of
 
 VISITED = "visited"
 Moment = Annotated[float, Field(ge=0, lt=1)]
@@ -311,19 +311,16 @@ class LocalSgd(LocalTraining):
             found = torch.func.vmap(self.after, in_dims=(0, None, 0))(params, shared, personal)
         if found.keys() != personal.keys():
             expected = f"{listed(personal)}, as it was given" if personal else "none"
-            raise RunError(
-                f"algorithm.name = '{self.name}': after returned {listed(found) or 'none'}, expected {expected}"
-            )
+            got = listed(found) or "none"
+            raise RunError(f"algorithm.name = '{self.name}': after returned {got}, expected {expected}")
         # what is kept may be what was given, which is worked on in place
         return moments | {name: value.clone() for name, value in found.items()}
 
     def check(self, participation: Participation, known: bool = True) -> None:
         super().check(participation, known)
         if (self.epochs > 0) == (self.steps > 0):
-            raise UsageError(
-                "algorithm: expected one of epochs and steps above 0 and the other 0, "
-                f"got epochs = {self.epochs}, steps = {self.steps}"
-            )
+            got = f"epochs = {self.epochs}, steps = {self.steps}"
+            raise UsageError(f"algorithm: expected one of epochs and steps above 0 and the other 0, got {got}")
         sgd = self.optimizer == "sgd"
         for key in ("betas", "epsilon") if sgd else ("momentum", "tune_momentum"):
             if value := getattr(self, key):
@@ -356,10 +353,8 @@ class PartlyPersonal(LocalSgd):
     def check(self, participation: Participation, known: bool = True) -> None:
         super().check(participation, known)
         if self.newcomer == "averaged" and self.evaluation == "new-client":
-            raise UsageError(
-                "algorithm.evaluation = 'new-client' with algorithm.newcomer = 'averaged': a newcomer is then tested "
-                "as all others; did you mean algorithm.evaluation = 'fine-tune'?"
-            )
+            beside = "algorithm.newcomer = 'averaged', by which a newcomer is tested as all others"
+            raise no_meaning("algorithm.evaluation", self.evaluation, beside, "algorithm.evaluation = 'fine-tune'")
 
     @property
     def averages_personal(self) -> bool:
@@ -419,9 +414,8 @@ def check_plain(method: LocalSgd, *keys: str) -> None:
     for key in keys:
         plain = type(method).model_fields[key].default
         if (value := getattr(method, key)) != plain:
-            raise refusal(
-                f"algorithm.{key}", f"{toml(plain)} with algorithm.name = '{method.name}'", value, toml(plain)
-            )
+            wanted = f"{toml(plain)} with algorithm.name = '{method.name}'"
+            raise refusal(f"algorithm.{key}", wanted, value, toml(plain))
 
 
 def check_alone(name: str, participation: Participation, what: str = "visit") -> None:

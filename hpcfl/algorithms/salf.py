@@ -16,6 +16,8 @@ from hpcfl.base.errors import UsageError, no_meaning
 from hpcfl.base.lazy import torch
 from hpcfl.learning.optim import Sgd, factors, layer_by_layer, zeros
 
+PLAIN = "rule = 'paper' with missing = 'none'"
+
 
 class Salf(Algorithm):
     """Layer-wise averaging: each layer over the clients that reached it before the round closed."""
@@ -48,37 +50,29 @@ class Salf(Algorithm):
         if self.momentum and not self.persist_optimizer:
             persist = "algorithm.persist_optimizer"
             raise no_meaning("algorithm.momentum", self.momentum, f"{persist} = false", f"{persist} = true")
-        if participation.by_arrivals and self.rule != "released" and (self.rule, self.missing) != ("paper", "none"):
-            raise UsageError(
-                f"algorithm.missing = '{self.missing}', algorithm.rule = '{self.rule}': chances to arrive have no "
-                "meaning with participation.close = 'arrivals': expected rule = 'paper' with missing = 'none', or "
-                "rule = 'released'"
-            )
-        unknown = not known and participation.bound is not None
-        because = (
-            "needs the chance that a layer arrives by the deadline, which real time with speed.model = 'none' does "
-            "not tell; did you mean "
-        )
-        if unknown and self.rule == "inverse-probability":
-            raise UsageError(
-                f"algorithm.rule = 'inverse-probability' {because}rule = 'paper' with missing = 'empirical'?"
-            )
-        if unknown and self.rule == "paper" and self.missing == "exact":
-            raise UsageError(f"algorithm.missing = 'exact' {because}missing = 'empirical' (or 'paper', 'none')?")
+        needs = f"{self.correction} needs the chance that a layer arrives"
+        plain = self.rule == "paper" and self.missing == "none"
+        if participation.by_arrivals and self.rule != "released" and not plain:
+            beside = "has no meaning with participation.close = 'arrivals'"
+            raise UsageError(f"{needs}, which {beside}: expected {PLAIN}, or rule = 'released'")
+        exact = self.rule == "inverse-probability" or (self.rule == "paper" and self.missing == "exact")
+        if exact and not known and participation.bound is not None:
+            why = "by the deadline, which real time with speed.model = 'none' does not tell"
+            raise UsageError(f"{needs} {why}; did you mean rule = 'paper' with missing = 'empirical' (or 'none')?")
         if self.rule == "inverse-probability" and participation.enough is not None:
-            raise UsageError(
-                "algorithm.rule = 'inverse-probability' needs the chance that a layer arrives, which is not known "
-                f"for participation.close = '{participation.close}'; did you mean close = 'deadline'?"
-            )
+            why = f"which is not known for participation.close = '{participation.close}'"
+            raise UsageError(f"{needs}, {why}; did you mean close = 'deadline'?")
+
+    @property
+    def correction(self) -> str:
+        """The key by which steps are corrected for those who did not arrive."""
+        return f"algorithm.missing = '{self.missing}'" if self.rule == "paper" else f"algorithm.rule = '{self.rule}'"
 
     def mean_weights(self) -> By:
         if self.rule == "paper" and self.missing == "none":  # the mean over those who reached a layer
             return "uniform"
-        key, value = ("missing", self.missing) if self.rule == "paper" else ("rule", self.rule)
-        raise UsageError(
-            f"weighting.correct: algorithm.{key} = '{value}' is SALF's own correction for those who did not arrive: "
-            "expected weighting.correct = 'none', or algorithm.rule = 'paper' with missing = 'none'"
-        )
+        own = f"{self.correction} is SALF's own correction for those who did not arrive"
+        raise UsageError(f"weighting.correct: {own}: expected weighting.correct = 'none', or algorithm.{PLAIN}")
 
     def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
         return task.layer_names(self.blocks)
@@ -108,11 +102,9 @@ class Salf(Algorithm):
     def server(self, task: Task, shared: State, sums: Sums) -> State:
         """Move by p_l for l = 1 … L, but for those that the past rounds tell."""
         count = len(self.layers(task))
-        if self.missing == "exact":
-            return self._moved(task, shared, sums, sums.miss_probability.tolist())
-        layers = range(1, count + 1) if self.missing == "paper" else ()
-        chances = [(1 - number / (count + 1)) ** sums.invited for number in layers]
-        return self._moved(task, shared, sums, chances or [0.0] * count)
+        paper = [(1 - number / (count + 1)) ** sums.invited for number in range(1, count + 1)]
+        chances = {"exact": sums.miss_probability.tolist(), "paper": paper}
+        return self._moved(task, shared, sums, chances.get(self.missing, [0.0] * count))
 
     def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
         if not state.extras:

@@ -75,17 +75,13 @@ class ServerOptimizer(ConfigBase):
             names = "β₁ and β₂" if len(default) == 2 else "β₁ alone"
             raise refusal("server.betas", f"{names} of '{self.optimizer}'", self.betas, default)
         if self.optimizer != "none" and algorithm.own_step:
-            raise UsageError(
-                f"server.optimizer = '{self.optimizer}': the server of algorithm.name = '{algorithm.name}' has steps "
-                "of its own: expected server.optimizer = 'none'"
-            )
+            own = f"'none', since the server of algorithm.name = '{algorithm.name}' has steps of its own"
+            raise refusal("server.optimizer", own, self.optimizer)
         if self.optimizer != "none" and not algorithm.shares_any(model):
             raise self.without_effect(algorithm)
         if self.optimizer != "none" and doubling.when == "gradient":
-            raise UsageError(
-                "doubling.when = 'gradient' takes a round's change for a mean gradient: expected server.optimizer = "
-                f"'none', got '{self.optimizer}'; did you mean doubling.when = 'plateau'?"
-            )
+            why = "'none', since doubling.when = 'gradient' takes a round's change for a mean gradient"
+            raise refusal("server.optimizer", why, self.optimizer, "doubling.when = 'plateau'")
 
     def without_effect(self, algorithm: Algorithm) -> UsageError:
         beside = f"algorithm.name = '{algorithm.name}', which shares none of the model's tensors"

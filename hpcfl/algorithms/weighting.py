@@ -78,45 +78,31 @@ class Weighting(ConfigBase):
                 raise no_meaning(f"weighting.{key}", value, f"{choice} = '{self.correct}'", f"{choice} = '{owner}'")
         if self.correct != "none":
             algorithm.mean_weights()
+        key, close = "weighting.correct", f"participation.close = '{participation.close}'"
         if self.correct in ("known", "estimated") and participation.by_arrivals:
-            raise UsageError(
-                f"weighting.correct = '{self.correct}' corrects for those who did not come to a round, which has no "
-                "meaning with participation.close = 'arrivals'; did you mean weighting.correct = 'remembered'?"
-            )
+            beside = f"{close}, where nobody is missing in a round"
+            raise no_meaning(key, self.correct, beside, f"{key} = 'remembered'")
         if self.correct == "remembered" and participation.every_client:
-            raise UsageError(
-                "weighting.correct = 'remembered': with participation.every_client = true nobody is away: expected "
-                "'none'"
-            )
+            raise no_meaning(key, self.correct, "participation.every_client = true: nobody is away", f"{key} = 'none'")
         falls = algorithm.learning_rate(1) != algorithm.learning_rate(0)
         if self.correct == "remembered" and participation.by_arrivals and falls:
-            raise UsageError(
-                "weighting.correct = 'remembered': with participation.close = 'arrivals' changes of different "
-                "rounds are added, whose step sizes must be alike: expected algorithm.decay = 0"
-            )
+            why = "changes of different rounds are added, whose step sizes must be alike"
+            raise UsageError(f"{key} = 'remembered': with {close} {why}: expected algorithm.decay = 0")
         if self.correct == "known" and participation.close == "all":
-            close = "participation.close"
-            raise no_meaning("weighting.correct", "known", f"{close} = 'all': nobody is away", f"{close} = 'deadline'")
+            raise no_meaning(key, "known", f"{close}: nobody is away", "participation.close = 'deadline'")
+        needs, instead = f"{key} = 'known' needs the chance to arrive", f"did you mean {key} = 'estimated'"
         if self.correct == "known" and participation.close != "deadline":
-            raise UsageError(
-                "weighting.correct = 'known' needs the chance to arrive, which is not known for participation.close = "
-                f"'{participation.close}'; did you mean weighting.correct = 'estimated', or close = 'deadline'?"
-            )
+            raise UsageError(f"{needs}, which is not known for {close}; {instead}, or close = 'deadline'?")
         if self.correct == "known" and not known:
-            raise UsageError(
-                "weighting.correct = 'known' needs the chance to arrive by the deadline, which real time with "
-                "speed.model = 'none' does not tell; did you mean weighting.correct = 'estimated'?"
-            )
+            why = "by the deadline, which real time with speed.model = 'none' does not tell"
+            raise UsageError(f"{needs} {why}; {instead}?")
 
     def warnings(self, arrival: Floats) -> dict[str, str]:
         """Return what the user should know of the chances to arrive, float64 [clients, L], by name."""
         never = int((arrival == 0).any(1).sum()) if self.correct == "known" else 0
-        if not never:
-            return {}
-        return {
-            "unreachable": f"weighting.correct = 'known': {never} of {len(arrival)} clients have no chance to arrive "
-            "in time, with all layers or some: their share is missing, and steps are shorter by it"
-        }
+        who = f"{never} of {len(arrival)} clients have no chance to arrive in time, with all layers or some"
+        text = f"weighting.correct = 'known': {who}: their share is missing, and steps are shorter by it"
+        return {"unreachable": text} if never else {}
 
 
 def with_correction(algorithm: Algorithm, weighting: Weighting, members: Ints) -> Algorithm:
@@ -161,21 +147,14 @@ class _Corrected(Wrapper):
 class _Scaled(_Corrected):
     """Each value is scaled, and the server divides by the weights of more clients than have arrived."""
 
-    def counted(self, sums: Sums) -> Sequence[int] | Ints:
-        """Return the clients by whose weights the server divides."""
-        return self.members
-
     def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
-        over = _weight(self, task, self.counted(sums))
+        over = _weight(self, task, sums.cohort if self.weighting.correct == "known" else self.members)
         return super().step(task, state, CorrectedSums(sums, dict.fromkeys(_numbers(self, task), over)))
 
 
 class _Known(_Scaled):
     def correction(self, task: Task, own: State, visits: Visits) -> tuple[Change, State]:
         return lambda name, number, value: value / factors(visits.arrival[:, number - 1], value), {}
-
-    def counted(self, sums: Sums) -> Sequence[int] | Ints:
-        return sums.cohort
 
 
 class _Estimated(_Scaled):

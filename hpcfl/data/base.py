@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hpcfl.base.config import ConfigBase
-from hpcfl.base.errors import UsageError, refusal
+from hpcfl.base.errors import UsageError, check_within, refusal
 from hpcfl.base.types import Ints, Shape
 
 Features = NDArray[np.float32]
@@ -226,9 +226,7 @@ class Served(Source, ABC):
 
     def check_server(self, total: int) -> None:
         """Refuse a server that leaves none of `total` training samples to the clients, or has none to deal out."""
-        if self.server >= total:
-            text = f"at most {total - 1} of {total} training samples in all"
-            raise refusal("data.server", text, self.server, total - 1)
+        check_within("data.server", self.server, 0, total - 1, f" of {total} training samples in all")
         if self.deal and not self.server:
             raise refusal("data.server", "at least 1 to deal out (data.deal = true)", 0, 1)
 

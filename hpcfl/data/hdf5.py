@@ -169,26 +169,21 @@ class Hdf5(Pooled):
         keys = ("partition", "partition_file", *CUT, "augment")
         only_defaults(self, keys, f"since {path} is no pool, but has clients")
         self._check_labels(path, contents)
-        if self.prune and contents.server is not None:
-            text = f"0, since {path} has a global test set, which needs clients of equal shapes"
-            raise refusal("data.prune", text, self.prune, 0.0)
-        for part in contents.parts if self.prune else ():
-            if len(part.shape) != 1:
-                text = f"0, since {path}: {part.group} has {part.features}, not one axis"
-                raise refusal("data.prune", text, self.prune, 0.0)
+        why = ["has a global test set, which needs clients of equal shapes"] if contents.server else []
+        why += [f"has {part.features} in {part.group}, not one axis" for part in contents.parts if len(part.shape) != 1]
+        if self.prune and why:
+            raise refusal("data.prune", f"0, since {path} {why[0]}", self.prune, 0.0)
         check_clients(clients, len(contents.train), f"data.file = {self.file!r}")
         return contents
 
     def _check_labels(self, path: Path, contents: Survey) -> None:
         first, last = contents.parts[0], max(contents.parts, key=lambda part: part.largest)
-        if self.labels is None:
-            if not first.real:
-                samples = sum(part.size for part in contents.parts)
-                check_largest(f"{path}: {last.group}/labels", last.largest, samples, " or data.labels")
-            return
-        if first.real:
+        if self.labels is None and not first.real:
+            samples = sum(part.size for part in contents.parts)
+            check_largest(f"{path}: {last.group}/labels", last.largest, samples, " or data.labels")
+        elif self.labels is not None and first.real:
             text = f"nothing, since {path}: {first.group}/labels are {first.dtype}, which count no classes"
             raise refusal("data.labels", text, self.labels)
-        if last.largest >= self.labels:
+        elif self.labels is not None and last.largest >= self.labels:
             text = f"at least {contents.classes}, since {path}: {last.group}/labels hold {last.largest}"
             raise refusal("data.labels", text, self.labels, contents.classes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from math import sqrt
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -44,12 +43,8 @@ class LinearFederation(Federation):
         for row, rng in zip(numbers, rngs):
             rng.standard_normal(out=row)
         x = numbers[:, : m * d].reshape(len(clients), m, d)
-        return x, (x @ self._weights[clients])[:, :, 0] + self.source.noise * numbers[:, m * d :]
-
-    @cached_property
-    def _weights(self) -> Floats:
-        """What a client's features are multiplied by, ``[clients, d, 1]``."""
-        return np.stack([self.truth @ head for head in self.heads])[:, :, None]
+        weights = np.stack([self.truth @ self.heads[client] for client in clients])[:, :, None]
+        return x, (x @ weights)[:, :, 0] + self.source.noise * numbers[:, m * d :]
 
     def client(self, i: int) -> ClientData:
         """Return the samples of round 0, for methods that keep what they have."""
@@ -173,8 +168,7 @@ class LinearSpaces(Source):
         check_order("data.least", self.least, "data.most", self.most)
         check_order("data.dimension", self.dimension, "data.least", self.least)
         check_clients(clients)
-        shapes = extremes(self.least, self.most)
-        return Header(None, clients * self.samples, 0, shapes, 1, targets=True, fresh=True)
+        return Header(None, clients * self.samples, 0, extremes(self.least, self.most), 1, targets=True, fresh=True)
 
     def federate(self, clients: int, seed: int, data_dir: Path | None) -> SpacesFederation:
         """Return the clients; A*, β_i*, the signs, and each client's moments are functions of the seed alone."""

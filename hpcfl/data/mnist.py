@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hpcfl.base.errors import UsageError, refusal
+from hpcfl.base.errors import UsageError, check_within
 from hpcfl.base.types import Ints
 from hpcfl.data.base import Pixels
 from hpcfl.data.formats.files import check_labels, check_unpacked, folder, reading
@@ -60,10 +60,10 @@ class Emnist(Pooled):
 
     def load(self, seed: int, data_dir: Path | None) -> Pool:
         most = CLASSES[self.split]
-        if self.first_classes is not None and self.first_classes > most:
-            raise refusal("data.first_classes", f"at most {most} in split '{self.split}'", self.first_classes, most)
+        classes = self.first_classes or most
+        check_within("data.first_classes", classes, 1, most, f" in split '{self.split}'")
         home = folder(self.name, data_dir, "emnist")
-        return Pool(*self._read(home, "train"), *self._read(home, "test"), PEAK, self.first_classes or most)
+        return Pool(*self._read(home, "train"), *self._read(home, "test"), PEAK, classes)
 
     def _read(self, home: Path, part: str) -> tuple[Pixels, Ints]:
         """Return a part's images, upright as MNIST's, of the first classes."""

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from hpcfl.base.errors import refusal, toml
+from hpcfl.base.errors import check_within, refusal, toml
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Ints, Shape
 from hpcfl.data import base, partition
@@ -218,23 +218,19 @@ class Pooled(Served):
             raise refusal("data.partition", text, self.partition, "data.partition = 'iid'")
         only_defaults(self, ["partition_file"], f"with data.partition = '{self.partition}'", "data.partition = 'file'")
         used = header.train if self.train_samples is None else self.train_samples
-        if used > header.train:
-            raise refusal("data.train_samples", f"at most {header.train}", used, header.train)
+        check_within("data.train_samples", used, 0, header.train)
         self.check_server(used)
         check_clients(clients)
         if (self.sizes == "equal") != (self.spread is None):
             expected = "nothing" if self.sizes == "equal" else "a number above 0"
             raise refusal("data.spread", f"{expected} with data.sizes = '{self.sizes}'", self.spread)
-        if self.sizes == "uniform" and (self.spread or 0) > 1:
-            raise refusal("data.spread", "at most 1, the least share being 1 - spread", self.spread, 1.0)
+        if self.sizes == "uniform":
+            check_within("data.spread", self.spread or 0.0, 0.0, 1.0, ", the least share being 1 - spread")
         left = used - self.server  # dealt out or not, the server's samples are not partitioned
-        if clients > left:
-            raise refusal("clients", f"at most {left}, one per training sample", clients, left)
+        check_within("clients", clients, 1, left, ", one per training sample")
         if self.partition == "shards":
             groups, limit = self.label_groups, min(header.classes, clients)
-            if groups > limit:
-                text = f"at most {limit}, for {header.classes} classes and {clients} clients"
-                raise refusal("data.label_groups", text, groups, limit)
+            check_within("data.label_groups", groups, 1, limit, f", for {header.classes} classes and {clients} clients")
             most = min(header.classes // groups, left // clients)
             if not 1 <= (self.classes or 0) <= most:
                 there = f"data.label_groups = {groups}, clients = {clients} and {left} training samples"

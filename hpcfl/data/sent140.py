@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from hpcfl.base.errors import UsageError, refusal
+from hpcfl.base.errors import UsageError, check_within
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Ints
 from hpcfl.data.base import ClientData, Features, Federation, Header, Source, check_clients, lengths
@@ -88,9 +88,8 @@ class Sent140(Source):
         home = folder(self.name, data_dir, "sent140")
         check_clients(clients)
         users = self._users(home)
-        if clients > len(users):
-            there = f"the users of at least data.min_samples = {self.min_samples} tweets in {home / self.file}"
-            raise refusal("clients", f"at most {len(users)}, {there}", clients, len(users))
+        there = f", the users of at least data.min_samples = {self.min_samples} tweets in {home / self.file}"
+        check_within("clients", clients, 1, len(users), there)
         counts = Counter(word for tweets in users[:clients] for text, _ in tweets for word in words(text))
         frequent = sorted(counts, key=lambda word: (-counts[word], word))[: self.vocabulary]
         glove = read_glove(home / self.glove, set(frequent))

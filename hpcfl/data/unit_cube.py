@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from hpcfl.base.errors import refusal
+from hpcfl.base.errors import check_within
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats
 from hpcfl.data.base import ClientData, Features, Federation, Header, Labels, Served, check_clients
@@ -78,8 +78,8 @@ class UnitCube(Served):
     """Standard deviation of the targets' noise, or the chance that a class is drawn uniformly instead."""
 
     def check(self, clients: int, data_dir: Path | None) -> Header:
-        if self.labels > 1 and self.noise > 1:
-            raise refusal("data.noise", f"at most 1, a chance for data.labels = {self.labels} classes", self.noise, 1.0)
+        if self.labels > 1:
+            check_within("data.noise", self.noise, 0.0, 1.0, f", a chance for data.labels = {self.labels} classes")
         check_clients(clients)
         total = clients * self.samples + self.server
         self.check_server(total)

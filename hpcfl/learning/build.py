@@ -105,12 +105,9 @@ def _check_buffers(whole: Whole, module: nn.Module, kind: Buffers, clients: int)
     where = f"model.name = '{whole.name}'"
     for name, value in whole.buffers.items():
         if kind == "mean" and whole.integer(name) and clients * value.numel() > MOST:
-            raise UsageError(
-                f"{where}: steps change the integer buffer {name} of {value.numel()} numbers, of which {clients} "
-                f"clients tell all theirs: expected at most {MOST} in all; did you mean task.buffers = 'local'?"
-            )
+            told = f"{name} of {value.numel()} numbers, of which {clients} clients tell all theirs"
+            hint = "did you mean task.buffers = 'local'?"
+            raise UsageError(f"{where}: steps change the integer buffer {told}: expected at most {MOST} in all; {hint}")
         if kind == "static" and not isinstance(module.get_submodule(name.rpartition(".")[0]), NORMS):
-            raise UsageError(
-                f"{where}: steps change the buffer {name}, which is no batch normalisation's: expected task.buffers = "
-                "'mean', 'keep' or 'local'"
-            )
+            changed = f"steps change the buffer {name}, which is no batch normalisation's"
+            raise UsageError(f"{where}: {changed}: expected task.buffers = 'mean', 'keep' or 'local'")

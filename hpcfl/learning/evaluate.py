@@ -135,11 +135,8 @@ def _fitting(task: Task, params: State, x: Tensor) -> int:
             parts = [*inputs, *(output if isinstance(output, tuple) else [output])]
             sizes.extend(part.nbytes for part in parts if isinstance(part, torch.Tensor))
 
-        handle = torch.nn.modules.module.register_module_forward_hook(note)
-        try:
+        with torch.nn.modules.module.register_module_forward_hook(note):
             note(None, (), task.forward({name: value[:1] for name, value in params.items()}, few))
-        finally:
-            handle.remove()
         task.kept.sample_bytes[shape] = (few.nbytes + max(sizes)) // FEW
     return max(1, BATCH_BYTES // max(1, task.kept.sample_bytes[shape]))
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
-from threading import Event, Thread
+from threading import Event
 from typing import Any
 
 from hpcfl.base.lazy import Tensor, torch
@@ -25,40 +26,31 @@ def as_ready(
     """
     leaves = {name: params[name].detach().requires_grad_() for name in whole.tensors}
     losses = loss(leaves)
-    total, news, left = losses.sum(), SimpleQueue[str | BaseException](), Event()
+    news, left, missing = SimpleQueue[str](), Event(), set(leaves)
 
     def ready(name: str) -> None:
         if closed.is_set() or left.is_set():
             raise RoundClosed
         news.put(name)
 
-    def run() -> None:
-        try:
-            total.backward()  # type: ignore[no-untyped-call]
-        except BaseException as error:  # whatever it is, who waits must know
-            news.put(error)
-        else:
-            news.put("")  # what is still missing had no part in it
-
     for name, leaf in leaves.items():
         hooked: Any = leaf
         hooked.register_post_accumulate_grad_hook(lambda _, name=name: ready(name))
-    wanted, missing = list(enumerate(whole.groups)), set(leaves)
-    thread = Thread(target=run, name="hpcfl backward", daemon=True)
-    thread.start()
-    try:
-        while wanted:
-            if missing.isdisjoint(wanted[-1][1]):
-                number, names = wanted.pop()
+    with ThreadPoolExecutor(1, "hpcfl backward") as thread:
+        done = thread.submit(losses.sum().backward)
+        done.add_done_callback(lambda _: news.put(""))
+        try:
+            for number, names in reversed(list(enumerate(whole.groups))):
+                while not missing.isdisjoint(names):
+                    if told := news.get():
+                        missing.remove(told)
+                    elif isinstance(done.exception(), RoundClosed):
+                        return
+                    else:
+                        done.result()  # whatever its error is
+                        missing.clear()  # what is missing still had no part in it
                 found = {name: leaves[name].grad for name in names}
                 gradients = {n: (torch.zeros_like(leaves[n]) if g is None else g)[None] for n, g in found.items()}
                 yield number, gradients, losses.detach()
-            elif isinstance(told := news.get(), RoundClosed):
-                return
-            elif isinstance(told, BaseException):
-                raise told
-            else:
-                missing = missing - {told} if told else set()
-    finally:
-        left.set()
-        thread.join()
+        finally:
+            left.set()

@@ -100,10 +100,9 @@ def class_axis(outputs: Tensor, y: Tensor) -> int | None:
     shape, labels = tuple(outputs.shape), tuple(y.shape)
     last, third = shape[:-1] == labels, outputs.dim() > 3 and shape[:2] + shape[3:] == labels
     if last and third:
-        raise UsageError(
-            f"task.loss = 'cross-entropy': outputs {list(shape[1:])} have their classes in axis 1 or {len(shape) - 2}, "
-            f"labels being {list(labels[1:])}: expected lengths that tell; did you mean a function of your own?"
-        )
+        axes = f"have their classes in axis 1 or {len(shape) - 2}, labels being {list(labels[1:])}"
+        where = f"task.loss = 'cross-entropy': outputs {list(shape[1:])} {axes}"
+        raise UsageError(f"{where}: expected lengths that tell; did you mean a function of your own?")
     return -1 if last else 2 if third else None
 
 

@@ -15,34 +15,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from hpcfl.base.device_copy import backend, on_device
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.types import Ints, State
 from hpcfl.learning.batches import Feeds, Visits
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.models.modules.module import Whole
-
-    class Task(Protocol):
-        """What of `hpcfl.learning.task.Task`, which knows slots, is asked here."""
-
-        device: torch.device
-        oracle_calls: Ints
-        feeds: Feeds | None
-
-        @property
-        def whole(self) -> Whole | None: ...
-
-
-Train = Callable[[Any, State, State, State, Visits], "Tensor"]
+Task = Any
+"""`hpcfl.learning.task.Task`, which knows slots."""
+Train = Callable[[Task, State, State, State, Visits], Tensor]
 """What `LocalTraining.train` is."""
-Steps = Callable[[State, Sequence["Tensor"], Visits], list["Tensor"]]
+Steps = Callable[[State, Sequence[Tensor], Visits], list[Tensor]]
 """From the shared state, the visits' own and the visits to each one's mean objective, and their own state then."""
 MOST = 16  # graphs: each keeps the tensors that it works on
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from copy import copy
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 from threading import Event
@@ -39,8 +40,10 @@ TEST_BATCH = 1000  # rows per forward pass outside training
 DEFAULT = TaskConfig()
 SERVER = -1  # stands for the server among client ids: the last place
 Precision = Literal["single", "double"]
-Objective = Callable[[State, Batch], "Tensor"]
+Objective = Callable[[State, Batch], Tensor]
 """What is minimised: from parameters ``{name: [c, …]}`` and a batch to each client's value, ``[c]``."""
+OfOne = Callable[[State, "ClientBatch", State, State], Tensor]
+"""The same of one client: from its parameters, its samples, what is shared, and what is its own."""
 
 
 class Task(Held):
@@ -104,7 +107,11 @@ class Task(Held):
         x, y = build.made_up(federation.shapes[0], federation.classes, self.dtype)
         if kind.own or self.whole is not None:
             x, y = build.trial(federation, self.dtype)
-            self._try_out(model.name, x, y)
+            params = {name: value.unsqueeze(0) for name, value in self.initial().items()}
+            outputs = self.outputs(params, x.to(self.device)).cpu()  # where random numbers are noticed
+            for each in (self.loss, *self.metrics.values()):
+                each.tried(outputs, y)
+            build.check_outputs(self.loss, outputs, y, federation.classes, f"model.name = '{model.name}'")
         found = None if self.whole is None else self.whole.found
         self.computing, self.why = ("vmapped", "a chain of layers") if found is None else (found.computing, found.why)
         self.fused: fused.Fused | None = None
@@ -120,19 +127,10 @@ class Task(Held):
         self.oracle_calls[:] = 0
         if apart <= modules.tracing.CLOSE:
             self.fused, self.computing = stack, "fused"
-            self.why = (
-                modules.tracing.DECIDED if decided else "a stack of linear layers; its gradients are those of the loop"
-            )
+            tried = "a stack of linear layers; its gradients are those of the loop"
+            self.why = modules.tracing.DECIDED if decided else tried
         else:
             self.why += f"; fused, its gradients would differ from the loop's by {apart:.1g}"
-
-    def _try_out(self, model: str, x: Tensor, y: Tensor) -> None:
-        """Try model, loss and metrics on a few samples; UsageError where they do not suit one another."""
-        params = {name: value.unsqueeze(0) for name, value in self.initial().items()}
-        outputs = self.outputs(params, x.to(self.device)).cpu()  # where random numbers are noticed
-        for each in (self.loss, *self.metrics.values()):
-            each.tried(outputs, y)
-        build.check_outputs(self.loss, outputs, y, self.federation.classes, f"model.name = '{model}'")
 
     # the model
 
@@ -170,8 +168,7 @@ class Task(Held):
         if self.whole is not None:
             return (1, prod(self.whole.latent)) if self.whole.embeds else None
         above = sum(layer.name.startswith(EMBED) for layer in self.layers)
-        entry = next(iter(self.layers[above].tensors.values()))
-        return above, int(entry.shape[1])
+        return above, int(next(iter(self.layers[above].tensors.values())).shape[1])
 
     @property
     def nbytes(self) -> int:
@@ -225,10 +222,8 @@ class Task(Held):
         if self.whole is not None:
             part: Literal["all", "below", "above"] = "above" if first else "all" if last is None else "below"
             if part != "all" and not self.whole.embeds:
-                raise UsageError(
-                    f"model.name = '{self.whole.name}' is no chain of layers: expected task.embedding, the submodule "
-                    "at whose outputs it is to be cut"
-                )
+                what = "task.embedding, the submodule at whose outputs it is to be cut"
+                raise UsageError(f"model.name = '{self.whole.name}' is no chain of layers: expected {what}")
             return self.whole(params, x, key, sizes, part)
         for layer in self.layers:
             if first <= layer.number and (last is None or layer.number < last):
@@ -443,3 +438,58 @@ class Task(Held):
         self.gradients(params, batch)
         for _ in self.backprop(params, batch, [1] * len(self.layer_names())):
             pass
+
+
+# what an author writes of one client, computed for all of a chunk: by `torch.func.vmap` where it can be
+
+
+@dataclass(frozen=True)
+class ClientBatch:
+    """One step's samples of one client.
+
+    Attributes
+    ----------
+    x, y : Tensor [B, …], [B] or [B, …]
+        Features, and classes (int64) or other targets; all of them are real.
+    """
+
+    x: Tensor
+    y: Tensor
+    task: Task
+    key: StepKey
+
+    def outputs(self, params: State) -> Tensor:
+        """Return what the model makes of the samples by parameters ``{name: […]}``, ``[B, …]``; with dropout."""
+        return self.task.forward(_alone(params), self.x[None], self.key)[0]
+
+    def latent(self, params: State) -> Tensor:
+        """Return what the layers below the last one, or `task.embedding`, make of them, ``[B, k]``."""
+        return self.task.represented(_alone(params), self.x[None], self.key)[0]
+
+    def loss(self, params: State) -> Tensor:
+        """Return the mean loss of the samples with the model's penalty, a number."""
+        return self.task.losses(_alone(params), Batch(self.x[None], self.y[None], None, self.key))[0]
+
+
+def objective_of(task: Task, function: OfOne, shared: State, personal: State) -> Objective:
+    """Return the objective of a chunk, of which `function` says one client's; `personal` is ``{name: [c, …]}``."""
+
+    def whole(params: State, batch: Batch) -> Tensor:
+        alike = task.whole is None and task.loss.ours  # all clients of a step take the same operations
+        if alike and batch.valid is None and len(batch.x) > 1 and not any(layer.random for layer in task.layers):
+            return torch.func.vmap(
+                lambda own, x, y, kept: function(own, ClientBatch(x, y, task, batch.key), shared, kept)
+            )(params, batch.x, batch.y, personal)
+        found = []
+        for row, size in enumerate(batch.sample_counts()):
+            key = batch.key._replace(clients=batch.key.clients[row : row + 1])
+            one = ClientBatch(batch.x[row, :size], batch.y[row, :size], task, key)
+            own, kept = ({name: value[row] for name, value in state.items()} for state in (params, personal))
+            found.append(function(own, one, shared, kept) if size else batch.x.new_zeros(()))
+        return torch.stack(found)
+
+    return whole
+
+
+def _alone(params: State) -> State:
+    return {name: value[None] for name, value in params.items()}

@@ -30,10 +30,9 @@ class Cnn(Model):
         if len(shape) != 3:
             raise UsageError(f"model.name = 'cnn' needs features of shape (channels, height, width), got {shape}")
         if min(self._sides(shape)) < 1:
-            raise UsageError(
-                f"model.channels: {len(self.channels)} convolutions of kernel {self.kernel} leave nothing of "
-                f"{shape[1]}x{shape[2]} images; expected fewer, a smaller kernel, or padding = 'same'"
-            )
+            these = f"{len(self.channels)} convolutions of kernel {self.kernel}"
+            where = f"model.channels: {these} leave nothing of {shape[1]}x{shape[2]} images"
+            raise UsageError(f"{where}; expected fewer, a smaller kernel, or padding = 'same'")
 
     def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, torch.nn.Sequential]]:
         convolutions = []

@@ -71,11 +71,9 @@ def _section(spec: str, factory: Callable[..., Any], where: str) -> type[Foreign
         raise UsageError(f"{where}: {reason(error)}") from error
     parameters = {key: each for key, each in signature.parameters.items() if each.kind is not Parameter.VAR_POSITIONAL}
     open_ended = any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values())
-    lacking = [name for name in GIVEN if name not in parameters and not open_ended]
-    if lacking:
-        raise UsageError(
-            f"{where}: expected a factory that takes shape and classes by name, got one without {lacking[0]}"
-        )
+    if lacking := [name for name in GIVEN if name not in parameters and not open_ended]:
+        what = "a factory that takes shape and classes by name"
+        raise UsageError(f"{where}: expected {what}, got one without {lacking[0]}")
     fields: dict[str, Any] = {"name": (Literal[spec], spec)}
     for name, each in parameters.items():
         if name in GIVEN or each.kind is Parameter.VAR_KEYWORD:

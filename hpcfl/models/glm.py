@@ -57,20 +57,14 @@ class Glm(Model):
         if self.link not in suited:
             held = "targets" if classes == 1 else f"{classes} classes"
             expected = "' or '".join(suited)
-            raise UsageError(
-                f"model.link = '{self.link}' does not suit labels that are {held}: expected '{expected}'; "
-                f"did you mean '{suited[0]}'?"
-            )
+            where = f"model.link = '{self.link}' does not suit labels that are {held}"
+            raise UsageError(f"{where}: expected '{expected}'; did you mean '{suited[0]}'?")
 
     def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, torch.nn.Sequential]]:
         outputs = classes if self.link == "softmax" else 1
-        link: list[torch.nn.Module] = []
-        if self.link == "logistic":
-            link.append(custom.TwoLogits())
-        elif self.link in ("tanh", "rough"):
-            link.append(torch.nn.Tanh())
-        if self.link == "rough":
-            link.append(custom.Rough(self.smoothness, self.roughness))
+        rough = [torch.nn.Tanh(), custom.Rough(self.smoothness, self.roughness)]
+        links: dict[str, list[torch.nn.Module]] = {"logistic": [custom.TwoLogits()], "tanh": rough[:1], "rough": rough}
+        link = links.get(self.link, [])
         if self.layers > 1:  # of nearly as many features each, as `numpy.array_split` makes them; the last has the bias
             least, more = divmod(prod(shape), self.layers)
             sizes = [least + (i < more) for i in range(self.layers)]

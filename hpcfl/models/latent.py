@@ -40,15 +40,11 @@ class Latent(Model):
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         if self.embedding == "identity" and prod(shape) != self.dimension:
-            raise UsageError(
-                f"model.dimension: embedding = 'identity' keeps the {prod(shape)} features, got {self.dimension}; "
-                f"did you mean {prod(shape)}?"
-            )
+            kept = f"embedding = 'identity' keeps the {prod(shape)} features"
+            raise UsageError(f"model.dimension: {kept}, got {self.dimension}; did you mean {prod(shape)}?")
         if self.embedding == "convolutions" and (len(shape) != 3 or min(shape[1:]) < 4):
-            raise UsageError(
-                "model.embedding = 'convolutions' needs features of shape (channels, height, width), both sides at "
-                f"least 4, got {shape}; did you mean 'dense'?"
-            )
+            needed = "features of shape (channels, height, width), both sides at least 4"
+            raise UsageError(f"model.embedding = 'convolutions' needs {needed}, got {shape}; did you mean 'dense'?")
 
     def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, torch.nn.Sequential]]:
         widths = (self.dimension, *self.hidden)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from hpcfl.base.errors import refusal
+from hpcfl.base.errors import check_within
 from hpcfl.base.lazy import torch
 from hpcfl.models import Model
 
@@ -25,8 +25,7 @@ class Linear(Model):
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         most = prod(shape) if self.dimension is None else self.dimension
-        if self.rank > most:
-            raise refusal("model.rank", f"at most {most} for this data", self.rank, most)
+        check_within("model.rank", self.rank, 1, most, " for this data")
 
     def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, torch.nn.Sequential]]:
         width = prod(shape)

@@ -33,10 +33,8 @@ class Vgg(ModuleModel):
         if len(shape) != 3:
             raise UsageError(f"model.name = 'vgg' needs features of shape (channels, height, width), got {shape}")
         if min(shape[1:]) < SHRINKS:
-            raise UsageError(
-                f"model.name = 'vgg' needs images of at least {SHRINKS}x{SHRINKS}, got {shape[1]}x{shape[2]}; for "
-                "MNIST, did you mean data.name = 'mnist32'?"
-            )
+            needed = f"images of at least {SHRINKS}x{SHRINKS}, got {shape[1]}x{shape[2]}"
+            raise UsageError(f"model.name = 'vgg' needs {needed}; for MNIST, did you mean data.name = 'mnist32'?")
 
     def module(self, shape: Shape | tuple[Shape, ...], classes: int) -> torch.nn.Module:
         inputs, height, columns = cast(Shape, shape)

@@ -188,9 +188,9 @@ class ExactSum(ABC):
     def add(self, total: Floats, piece: slice) -> None:
         """Add to a piece of the sums a scaled `total`, float64, which is used up."""
 
-    @abstractmethod
-    def add_bins(self, bins: Floats) -> None:
-        """Add what other sums have on the grids, float64 [2 or 3, n]."""
+    def add_all(self, other: ExactSum, size: int) -> None:
+        """Add all of other sums, of so many numbers as these."""
+        each_piece(size, lambda piece: self.add_sums(other, piece, piece))
 
     @abstractmethod
     def add_sums(self, other: ExactSum, piece: slice, at: slice) -> None:
@@ -223,9 +223,6 @@ class BinnedSum(ExactSum):
             row += part
             if number < last:
                 total -= part
-
-    def add_bins(self, bins: Floats) -> None:
-        self.bins += bins
 
     def add_sums(self, other: ExactSum, piece: slice, at: slice) -> None:
         assert isinstance(other, BinnedSum)
@@ -276,10 +273,6 @@ class FixedSum(ExactSum):
             steps = ROOM.scratch.numpy()[: len(total)].view(np.int64)
             np.copyto(steps, np.rint(total, out=total), casting="unsafe")
         self.whole[piece] += steps
-
-    def add_bins(self, bins: Floats) -> None:
-        for row in bins:
-            self.add_rows(torch.from_numpy(row)[None], [1.0])
 
     def add_sums(self, other: ExactSum, piece: slice, at: slice) -> None:
         if isinstance(other, BinnedSum):

@@ -400,9 +400,8 @@ class ExactSums(Sums):
 
     def add_sums(self, name: str, other: ExactSum, weights: Floats) -> None:
         """Add other sums of a block, with their weights."""
-        own = self._sums[name]
         self._weights[name] += weights
-        each_piece(self._blocks[name].size, lambda piece: own.add_sums(other, piece, piece))
+        self._sums[name].add_all(other, self._blocks[name].size)
 
     def of(self, name: str) -> ExactSum:
         """Return the sums of one block."""

@@ -14,7 +14,7 @@ import numpy as np
 from hpcfl.base.device_copy import on_device, on_host
 from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.types import Floats
-from hpcfl.sums.exact import COARSE_BITS, GRIDS, ROUNDER, STEPS, BinnedSum, ExactSum, FixedSum, each_piece
+from hpcfl.sums.exact import COARSE_BITS, GRIDS, ROUNDER, STEPS, BinnedSum, ExactSum, FixedSum
 
 AT_ONCE = 2**29  # bytes of products that are rounded at a time, and of rows that are worked on as one
 
@@ -98,9 +98,14 @@ class DeviceSums:
             whole = next(came)
             for name in names:
                 for part in self._parts(names, whole, name):
-                    _add_whole(sums[name], part, self._bounds[name])
+                    found: ExactSum = FixedSum.received(part.numpy(), None, self._bounds[name])
+                    if isinstance(sums[name], BinnedSum):
+                        coarse, fine = part.numpy() >> COARSE_BITS, part.numpy() & (2**COARSE_BITS - 1)
+                        found = BinnedSum(np.stack([coarse / GRIDS[0], fine / GRIDS[1]]))
+                    sums[name].add_all(found, len(part))
         for name in self._binned:
-            sums[name].add_bins(next(came).numpy())
+            bins = next(came).numpy()
+            sums[name].add_all(BinnedSum(bins), bins.shape[1])
 
 
 def weighted_sum(rows: Tensor, weight: list[float]) -> Tensor:
@@ -109,17 +114,6 @@ def weighted_sum(rows: Tensor, weight: list[float]) -> Tensor:
     for row, factor in zip(rows, weight):
         total.add_(row, alpha=factor)  # converted on the way, in float64
     return total
-
-
-def _add_whole(sums: ExactSum, whole: Tensor, bound: float) -> None:
-    if isinstance(sums, FixedSum):
-        own = FixedSum.received(whole.numpy(), None, bound)
-        each_piece(len(whole), lambda piece: sums.add_sums(own, piece, piece))
-    else:
-        assert isinstance(sums, BinnedSum)
-        coarse, fine = whole.numpy() >> COARSE_BITS, whole.numpy() & (2**COARSE_BITS - 1)
-        sums.bins[0] += coarse / GRIDS[0]
-        sums.bins[1] += fine / GRIDS[1]
 
 
 def _products(rows: Tensor, weight: list[float]) -> Iterator[Tensor]:

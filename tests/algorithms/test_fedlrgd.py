@@ -18,7 +18,7 @@ from hpcfl import store
 from hpcfl.algorithms.base import ServerState
 from hpcfl.algorithms.fedlrgd import low_rank
 from hpcfl.algorithms.fedlrgd.algorithm import INVERSE, POINTS, FedLrgd
-from hpcfl.algorithms.fedlrgd.low_rank import Bound, Inverse, flat, shaped
+from hpcfl.algorithms.fedlrgd.low_rank import Bound, Known, flat, inverted, shaped
 from hpcfl.base.errors import UsageError
 from hpcfl.commands.show import summary
 from hpcfl.config import from_table
@@ -241,12 +241,12 @@ def test_regular_matrices_give_none() -> None:
 
 def test_pseudo_inverses_by_hand() -> None:
     given = torch.stack([torch.diag(torch.tensor(each)) for each in ([4.0, 2.0], [3.0, 0.0], [0.0, 0.0])]).double()
-    found = Inverse.of(given, 1e-12, 0.0)
+    values, (condition, cut) = inverted(given, 1e-12, 0.0)
     expected = [[[0.25, 0.0], [0.0, 0.5]], [[1 / 3, 0.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 0.0]]]
-    np.testing.assert_allclose(found.values, expected, atol=1e-15)
-    np.testing.assert_array_equal(found.cut, [False, True, True])
-    np.testing.assert_array_equal(found.condition, [2.0, np.inf, np.inf])
-    damped = Inverse.of(given[:1], 1e-12, 0.5).values[0]  # s / (s² + (0.5 · 4)²)
+    np.testing.assert_allclose(values, expected, atol=1e-15)
+    np.testing.assert_array_equal(cut, [False, True, True])
+    np.testing.assert_array_equal(condition, [2.0, np.inf, np.inf])
+    damped = inverted(given[:1], 1e-12, 0.5)[0][0]  # s / (s² + (0.5 · 4)²)
     np.testing.assert_allclose(damped, [[4 / 20, 0.0], [0.0, 2 / 8]])
 
 
@@ -258,13 +258,12 @@ def test_matrices_are_worked_through_within_the_bound(monkeypatch: pytest.Monkey
     algorithm = FedLrgd(rank=10, memory=1, steps=1, lr=0.1)
     whole = descended(algorithm.model_copy(update={"memory": 100}), task, 2).now.extras
     made: list[int] = []
-    plain = Inverse.of
 
-    def measured(matrices: torch.Tensor, *more: float) -> Inverse:
+    def measured(matrices: torch.Tensor, *more: float) -> tuple[torch.Tensor, Known]:
         made.append(matrices.nbytes)
-        return plain(matrices, *more)
+        return inverted(matrices, *more)
 
-    monkeypatch.setattr(low_rank.Inverse, "of", measured)
+    monkeypatch.setattr(low_rank, "inverted", measured)
     parts = descended(algorithm, task, 2).now.extras
     p = sum(value.numel() for value in task.initial().values())
     assert sum(made) == 8 * p * 100

@@ -191,13 +191,16 @@ def test_it_goes_on_where_it_was(solo: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "line"),
     [
-        ({"model": {"name": "linear"}}, r"model\.dimension: expected data\.dimension = 4.* got none; did you mean 4"),
+        (
+            {"model": {"name": "linear"}},
+            r"model\.dimension: expected data\.dimension = 4.* got nothing; did you",
+        ),
         (
             {"model": {"name": "linear", "dimension": 3}},
             r"model\.dimension: expected data\.dim.* got 3; did you mean 4",
         ),
         ({"model": {"name": "linear", "dimension": 4, "rank": 3}}, r"model\.rank: .* 2, got 3; did you mean 2"),
-        ({"model": {"name": "linear", "dimension": 4, "rank": 5}}, r"model\.rank: .* most 4.* got 5; did you mean 4"),
+        ({"model": {"name": "linear", "dimension": 4, "rank": 5}}, r"model\.rank: .* 1 … 4.* got 5; did you mean 4"),
         ({"model": {"name": "mlp"}}, r"needs .* or data\.name = 'linear_spaces' and the same model with its key"),
         (
             {"data": {"name": "linear"}},

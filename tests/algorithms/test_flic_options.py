@@ -256,7 +256,7 @@ HEADER = Header(None, 80, 20, ((5,),), 3)
 @pytest.mark.parametrize(
     ("keys", "model", "line"),
     [
-        ({}, Mlp(), r"model\.name: .* needs an embedding, got 'mlp'; did you mean 'latent'"),
+        ({}, Mlp(), r"model\.name: .* with an embedding, .* got 'mlp'; did you mean 'latent'"),
         ({"meta": (0, 1)}, Latent(), r"algorithm\.meta: expected 3 numbers .*, got \[0, 1\]"),
         ({"meta": (0, 2, 2)}, Latent(), r"algorithm\.meta: expected 3 numbers .* without gaps, got \[0, 2, 2\]"),
         ({"meta": (0, -1, 1)}, Latent(), r"algorithm\.meta: expected 3 numbers .* from 0 on"),

@@ -275,7 +275,7 @@ def test_it_goes_on_where_it_was(solo: Any, tmp_path: Path) -> None:
             },
             r"begins with a round that waits for everybody.* did you mean speed\.model = 'exponential'",
         ),
-        ({"model": {"name": "linear", "rank": 7}}, r"model\.rank: expected at most 6.*got 7; did you mean 6"),
+        ({"model": {"name": "linear", "rank": 7}}, r"model\.rank: expected 1 … 6.*got 7; did you mean 6"),
         ({"data": {"name": "digits"}}, r"needs data\.name = 'linear' and model\.name = 'linear'"),
         ({"model": {"name": "mlp"}}, r"needs data\.name = 'linear' and model\.name = 'linear'"),
     ],

@@ -188,7 +188,7 @@ def test_training_does_not_take_the_steps_of_tuning() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "line"),
     [
-        (FedRep(newcomer="averaged", evaluation="new-client"), r"did you mean algorithm\.evaluation = 'fine-tune'\?$"),
+        (FedRep(newcomer="averaged", evaluation="new-client"), r"or set algorithm\.evaluation = 'fine-tune'$"),
         (Local(tune_lr=0.1), r"^algorithm\.tune_lr = 0\.1 has no meaning .* or set algorithm\.evaluation = 'tuned'$"),
         (FedRep(optimizer="adam", tune_momentum=0.5), r"^algorithm\.tune_momentum = 0\.5 has no meaning .* 'adam'"),
     ],

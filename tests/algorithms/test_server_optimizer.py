@@ -256,7 +256,7 @@ def test_a_device_beside_the_cpu(name: str, solo: Any, tmp_path: Path, monkeypat
         (
             "fedavg-digits",
             ["server.optimizer=adam", "participation.close=first", "participation.first=4", "doubling.when=gradient"],
-            r"doubling.when = 'gradient' takes a round's change for a mean gradient: .* did you mean .*'plateau'\?",
+            r"doubling.when = 'gradient' takes a round's change for a mean gradient, .* did you mean .*'plateau'\?",
         ),
     ],
 )

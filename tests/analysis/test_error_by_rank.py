@@ -14,7 +14,7 @@ import torch
 from test_flic_figures import script
 
 from hpcfl import store
-from hpcfl.algorithms.fedlrgd.low_rank import Bound, Inverse, Surrogates, solved
+from hpcfl.algorithms.fedlrgd.low_rank import Bound, Surrogates, inverted, solved
 from hpcfl.contrib.theory.optimum import PooledObjective
 from hpcfl.results.trained import open_models
 from hpcfl.sums.guard import Watch
@@ -129,7 +129,7 @@ def test_gradients_of_low_rank_are_reweighted_without_error() -> None:
     low = torch.from_numpy(rng.normal(size=(2, 9, 3)) @ rng.normal(size=(2, 3, 8)))  # 2 coordinates, 9 θ, 8 samples
     own, points = slice(4, 7), slice(0, 3)  # of 4 samples of the server's the first 3 stand in; the first θ are ϑ
     others = low.sum(2) - low[:, :, own].sum(2)
-    inverse = Inverse.of(low[:, points, own], 0.0, 0.0).values
+    inverse, _ = inverted(low[:, points, own], 0.0, 0.0)
     weights = (1 + solved(inverse, others[:, points].T)) / 8
     error, exact = error_by_rank.errors(low, weights, 4)
     assert error == pytest.approx(np.zeros(9), abs=1e-12)

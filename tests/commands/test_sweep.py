@@ -282,7 +282,7 @@ def test_data_are_read_once_for_all_runs_that_share_them(monkeypatch: pytest.Mon
     sweep.check(sweep.runs(["fedavg-digits"], Path("s"), [], grid, "1-3"), None)
     assert sorted(read) == [(5, 100), (5, 200), (6, 100), (6, 200)]
     # what is refused is so again
-    with pytest.raises(UsageError, match=r"^run 1 \(.*data.train_samples: expected at most 1437, got 5000"):
+    with pytest.raises(UsageError, match=r"^run 1 \(.*data.train_samples: expected 0 … 1437, got 5000"):
         sweep.check(sweep.runs(["fedavg-digits"], Path("s"), [], ["data.train_samples=100,5000"]), None)
 
 

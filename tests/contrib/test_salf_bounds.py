@@ -53,7 +53,7 @@ def test_the_constants_are_those_of_the_normal_equations(found, normal):
     eigenvalues = np.linalg.eigvalsh(hessians)
     best = np.linalg.solve(hessians.mean(0), slopes.mean(0))
     least = np.mean([value(np.linalg.solve(h, s), h, s, c) for h, s, c in zip(*normal)])
-    assert (found.users, found.layers, found.noise) == (8, 3, 0)
+    assert (found.users, found.layers) == (8, 3)
     assert found.smooth == pytest.approx(eigenvalues.max(), rel=1e-9)
     assert found.convex == pytest.approx(eigenvalues.min(), rel=1e-9)
     assert found.distance == pytest.approx(best @ best, rel=1e-9)

@@ -237,12 +237,12 @@ def users(x: str, y: str = "[3]") -> bytes:
 
 ROW = f"[[{'0, ' * 783}0]]"
 TEXTS: dict[str, tuple[str, bytes, str]] = {
-    "deep lists": ("leaf", users("[" * 100_000), "truncated or damaged, expected JSON (more than 100 values"),
-    "deep objects": ("leaf", b'{"users":' * 100_000, "truncated or damaged, expected JSON (more than 100 values"),
+    "deep lists": ("leaf", users("[" * 100_000), "truncated or damaged, expected JSON (maximum recursion depth"),
+    "deep objects": ("leaf", b'{"users":' * 100_000, "truncated or damaged, expected JSON (maximum recursion depth"),
     "digits": ("leaf", users(ROW, f"[{'9' * 5000}]"), "truncated or damaged, expected JSON (Exceeds the limit"),
     "many labels": ("leaf", users(ROW, f"[{'1,' * 2**21}1]"), "JSON (a value of 4194307 bytes, expected at most"),
     "a comma more": ("leaf", users(ROW, "[3,]"), "truncated or damaged, expected JSON"),
-    "two texts": ("leaf", users(ROW) * 2, "truncated or damaged, expected JSON (it goes on after its end"),
+    "two texts": ("leaf", users(ROW) * 2, "truncated or damaged, expected JSON (Extra data"),
     "a long name": ("leaf", users(ROW).replace(b'"f"', b'"%b"' % (b"f" * 5000)).replace(b"[3]", b"3"), "user 'ffff"),
     "index 2^33": ("libsvm", b"1 8589934592:0.5\n", "line 1: expected a label and index:value pairs"),
     "index 257": ("libsvm", b"1 1:0 257:0.5\n", "line 1 has indices 1 to 257, expected 1 to 256 ascending"),

@@ -171,7 +171,7 @@ def test_only_the_first_classes_are_used(tmp_path):
     refused_by_all(
         Emnist(split="digits", first_classes=11),
         tmp_path,
-        "data.first_classes: expected at most 10 in split 'digits', got 11",
+        "data.first_classes: expected 1 … 10 in split 'digits', got 11",
         "did you mean 10",
     )
 
@@ -261,7 +261,7 @@ def test_users_without_the_first_classes_are_left_out(tmp_path):
     assert federation.client(0).test_labels.tolist() == [2, 0]
     assert federation.client(3).train_labels.tolist() == [5, 6, 5, 6, 5]
     refused_by_all(
-        section, tmp_path, "clients: expected at most 4, the users", "first 10 classes", "did you mean 4", clients=5
+        section, tmp_path, "clients: expected 1 … 4, the users", "first 10 classes", "did you mean 4", clients=5
     )
 
 
@@ -361,7 +361,7 @@ def test_too_few_samples_name_the_nearest(tmp_path):
         "data.classes: expected at most data.first_classes = 10, got 11",
     )
     refused_by_all(
-        Femnist(merge=True), tmp_path, "expected at most 20, the training samples", "did you mean 20", clients=21
+        Femnist(merge=True), tmp_path, "expected 1 … 20, the training samples", "did you mean 20", clients=21
     )
 
 
@@ -526,7 +526,7 @@ def test_too_few_users_are_refused(tmp_path):
     refused_by_all(
         SECTION,
         tmp_path,
-        "clients: expected at most 3, the users of at least data.min_samples = 5",
+        "clients: expected 1 … 3, the users of at least data.min_samples = 5",
         "did you mean 3",
         clients=4,
     )
@@ -649,7 +649,7 @@ def test_equal_sizes_change_nothing_and_others_only_training_parts():
         ({"sizes": "uniform"}, "data.spread: expected a number above 0 with data.sizes = 'uniform', got nothing"),
         (
             {"sizes": "uniform", "spread": 1.5},
-            "data.spread: expected at most 1, the least share being 1 - spread, got 1.5",
+            "data.spread: expected 0.0 … 1.0, the least share being 1 - spread, got 1.5",
         ),
     ],
 )

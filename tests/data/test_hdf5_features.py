@@ -183,7 +183,7 @@ def test_the_header_tells_how_pruning_makes_shapes_unequal(tmp_path):
 def test_pruning_needs_features_of_one_axis_and_no_global_test_set(tmp_path):
     images = {f"clients/0/{part}/features": np.ones((n, 2, 2)) for part, n in (("train", 4), ("test", 2))}
     store(tmp_path, sound({"0": 4, "1": 4}) | images)
-    said = "clients/0/train has features of shape (2, 2), not one axis, got 0.1; did you mean 0.0?"
+    said = "has features of shape (2, 2) in clients/0/train, not one axis, got 0.1; did you mean 0.0?"
     refused_by_all(section(prune=0.1), tmp_path, "data.prune: expected 0, since", said)
     store(tmp_path, sound({"0": 4, "1": 4}) | {"test/features": np.ones((2, 4)), "test/labels": [0, 1]})
     refused_by_all(section(prune=0.1), tmp_path, "data.prune: expected 0, since", "global test set", "did you mean 0.0")

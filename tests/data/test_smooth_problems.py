@@ -97,12 +97,12 @@ def test_a_server_without_samples_says_so():
     [
         (
             {"server": 1437},
-            "data.server: expected at most 1436 of 1437 training samples in all, got 1437; did you mean 1436?",
+            "data.server: expected 0 … 1436 of 1437 training samples in all, got 1437; did you mean 1436?",
         ),
         ({"deal": True}, "data.server: expected at least 1 to deal out (data.deal = true), got 0; did you mean 1?"),
         (
             {"server": 1432, "deal": True},
-            "clients: expected at most 5, one per training sample, got 7; did you mean 5?",
+            "clients: expected 1 … 5, one per training sample, got 7; did you mean 5?",
         ),
     ],
 )
@@ -175,7 +175,7 @@ def test_heterogeneity_narrows_the_clients_and_moves_their_truths():
         ({"deal": True}, "data.server: expected at least 1 to deal out (data.deal = true), got 0; did you mean 1?"),
         (
             {"noise": 1.5},
-            "data.noise: expected at most 1, a chance for data.labels = 2 classes, got 1.5; did you mean 1.0?",
+            "data.noise: expected 0.0 … 1.0, a chance for data.labels = 2 classes, got 1.5; did you mean 1.0?",
         ),
     ],
 )

@@ -275,10 +275,10 @@ def test_only_so_many_training_samples_are_used():
 @pytest.mark.parametrize(
     ("keys", "clients", "words"),
     [
-        ({}, 100_000_000, ["clients: expected at most 1437", "got 100000000", "did you mean 1437"]),
+        ({}, 100_000_000, ["clients: expected 1 … 1437", "got 100000000", "did you mean 1437"]),
         ({}, 0, ["clients: expected at least 1, got 0"]),
-        ({"train_samples": 20}, 21, ["clients: expected at most 20", "got 21", "did you mean 20"]),
-        ({"train_samples": 5000}, 2, ["data.train_samples: expected at most 1437, got 5000", "did you mean 1437"]),
+        ({"train_samples": 20}, 21, ["clients: expected 1 … 20", "got 21", "did you mean 20"]),
+        ({"train_samples": 5000}, 2, ["data.train_samples: expected 0 … 1437, got 5000", "did you mean 1437"]),
         ({"partition": "shards"}, 10, ["data.classes", "1 to 10"]),
         (
             {"partition": "shards", "classes": 11},
@@ -561,7 +561,10 @@ WRONG = {
     "negative": ({f"{GROUP}/labels": np.array([0, -4])}, [f"{GROUP}/labels", "-4", "from 0"]),
     "text": ({f"{GROUP}/features": [["a"], ["b"]]}, [f"{GROUP}/features", "expected numbers"]),
     "flat": ({f"{GROUP}/features": np.ones(2)}, [GROUP, "(2,)", "[samples, ...]"]),
-    "widths": ({f"{GROUP}/features": np.ones((2, 4))}, ["client 'a10' has 5 features in train and 4 features in test"]),
+    "widths": (
+        {f"{GROUP}/features": np.ones((2, 4))},
+        ["clients/a10/train has 5 features, clients/a10/test 4 f"],
+    ),
     "no training sample": (
         {"clients/a2/train/features": np.ones((0, 3)), "clients/a2/train/labels": np.zeros(0, dtype=int)},
         ["clients/a2/train", "no samples", "at least 1"],
@@ -569,7 +572,7 @@ WRONG = {
     "half a test set": ({"test/features": np.ones((2, 3))}, ["test/labels is missing"]),
     "test set of another shape": (
         {"test/features": np.ones((2, 3)), "test/labels": np.zeros(2, dtype=int)},
-        ["test has 3 features, client 'a10' 5 features"],
+        ["clients/a10/train has 5 features, test 3 features", "global test set"],
     ),
 }
 

@@ -297,7 +297,7 @@ BAD_POOLS: dict[str, tuple[Content, dict[str, Any], str]] = {
     "prune": ({}, {"prune": 0.1}, "is a pool, whose clients have features of equal shapes, got 0.1"),
     "labels": ({}, {"labels": 3}, "data.labels: expected at least 4"),
     "augment": ({}, {"augment": True}, "data.augment: expected false, since"),
-    "clients": ({}, {"train_samples": 2}, "clients: expected at most 2, one per training sample, got 3"),
+    "clients": ({}, {"train_samples": 2}, "clients: expected 1 … 2, one per training sample, got 3"),
 }  # fmt: skip
 
 

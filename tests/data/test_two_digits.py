@@ -238,12 +238,12 @@ def test_domains_may_be_files(tmp_path):
         (
             {"train_samples": 1500},
             4,
-            "data.first = 'digits': data.train_samples: expected at most 1437, got 1500; did you mean",
+            "data.first = 'digits': data.train_samples: expected 0 … 1437, got 1500; did you mean",
         ),
         (
             {"share": 0.01, "train_samples": 50},
             100,
-            "data.second = 'digits-4x4': clients: expected at most 50, one per training sample, got 99",
+            "data.second = 'digits-4x4': clients: expected 1 … 50, one per training sample, got 99",
         ),
     ],
 )
@@ -252,4 +252,4 @@ def test_domains_that_cannot_be_are_refused(keys, clients, said):
 
 
 def test_vast_numbers_of_clients_are_refused_at_once():
-    assert "at most 1437, one per training sample" in refused(TwoDigits(**TINY).check, 10**15, None)
+    assert "1 … 1437, one per training sample" in refused(TwoDigits(**TINY).check, 10**15, None)

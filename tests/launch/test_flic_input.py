@@ -81,7 +81,7 @@ ONE_MODEL = "data: client number 1 has features of shape (5,), the first one (3,
 DATA: dict[str, tuple[Callable[[h5py.File], None], str]] = {
     "train-is-not-test": (
         put("clients/1/test/features", np.zeros((6, 7), np.float32)),
-        "own.h5: client '1' has 5 features in train and 7 features in test; expected the same in both",
+        "own.h5: clients/1/train has 5 features, clients/1/test 7 features; expected the same in both",
     ),
     "nan": (holding(np.nan), "clients/1/train/features: sample 4 holds nan, expected finite"),
     "infinite": (holding(-np.inf), "clients/1/train/features: sample 4 holds -inf, expected finite"),
@@ -94,7 +94,7 @@ DATA: dict[str, tuple[Callable[[h5py.File], None], str]] = {
 SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "no-embedding": (
         {"model": {"name": "mlp"}},
-        "algorithm.name = 'flic' needs an embedding, got 'mlp'; did you mean '",
+        "expected one with an embedding, for algorithm.name = 'flic', got 'mlp'; did you mean '",
     ),
     "covariances-of-targets": (
         {"data": SPACES, **flic(covariances="mean")},

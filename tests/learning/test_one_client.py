@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from helpers.toys import cnn_task, mlp_task, plain, visits_of
-from hpcfl.learning import one_client
-from hpcfl.learning.one_client import objective_of
+from hpcfl.learning import task as tasks
+from hpcfl.learning.task import objective_of
 
 EVEN, UNEVEN = [8, 8, 8], [3, 9, 5]
 CLOSE = {"atol": 1e-6, "rtol": 1e-5}
@@ -48,7 +48,7 @@ def by_hand(task, params, shared, personal, x, y):
 def test_each_client_has_its_own(make, sizes, monkeypatch):
     task, together = make(sizes), []
     vmap = torch.func.vmap
-    monkeypatch.setattr(one_client.torch.func, "vmap", lambda *given: together.append(1) or vmap(*given))
+    monkeypatch.setattr(tasks.torch.func, "vmap", lambda *given: together.append(1) or vmap(*given))
     (params, shared, personal), batch = begun(task, len(sizes))
     _, values = task.gradients(params, batch, objective=objective_of(task, contrastive, shared, personal))
     assert bool(together) == (sizes is EVEN)

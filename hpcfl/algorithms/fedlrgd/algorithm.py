@@ -19,7 +19,7 @@ from pydantic import Field
 
 from hpcfl.algorithms.base import Algorithm, Client, Extras, Header, Model, Participation, ServerState, Task, Visits
 from hpcfl.algorithms.fedlrgd.low_rank import COPIES, Bound, Surrogates, conditioning, flat, shaped, solved
-from hpcfl.algorithms.fedlrgd.smoothness import check_still, check_unit_cube, kinks, missing_classes, server_samples
+from hpcfl.algorithms.fedlrgd.smoothness import check_still, check_unit_cube, kinks, server_samples
 from hpcfl.base.device_copy import on_device
 from hpcfl.base.errors import UsageError, refusal
 from hpcfl.base.lazy import Tensor, torch
@@ -84,26 +84,20 @@ class FedLrgd(Algorithm):
             what = "0: the weights of algorithm.name = 'fedlrgd' stand for the samples of all clients"
             raise refusal("participation.hold_out", what, participation.hold_out, 0)
         if self.theory and (participation.invite, participation.close) != ("all", "all"):
-            raise UsageError(
-                "algorithm.theory = true needs every client's sums: expected participation.invite = 'all' and "
-                f"close = 'all', got '{participation.invite}' and '{participation.close}'"
-            )
+            what = "'all' and close = 'all' with algorithm.theory = true, which needs every client's sums"
+            raise refusal("participation.invite", what, [participation.invite, participation.close])
 
     def check_model(self, model: Model, header: Header) -> None:
         if not model.chain:
-            raise UsageError(
-                f"algorithm.name = 'fedlrgd' needs the gradients of single samples, which model.name = '{model.name}' "
-                "need not have: expected a model that is a chain of layers; did you mean algorithm.name = 'fedavg'?"
-            )
+            what = f"a chain of layers, since {WHO} needs the gradients of single samples"
+            raise refusal("model.name", what, model.name, "algorithm.name = 'fedavg'")
         if header.server < self.rank:
             near = header.server or f"data.server = {self.rank} with data.deal = false, where the data have these keys"
             most = f"at most {header.server}, the training samples that the server holds"
             raise refusal("algorithm.rank", most, self.rank, near)
         if self.theory and model.penalty <= 0:
-            raise UsageError(
-                "algorithm.theory = true needs a strongly convex objective: expected a model with a penalty above 0; "
-                "did you mean model.name = 'glm', model.ridge = 0.01?"
-            )
+            what = "a model with a penalty above 0, for a strongly convex objective"
+            raise refusal("algorithm.theory = true", what, model.penalty, "model.name = 'glm', model.ridge = 0.01")
 
     def _check_task(self, task: Task) -> None:
         """Refuse a loss that draws something, more than memory may hold, and what the theory does not cover."""
@@ -115,10 +109,8 @@ class FedLrgd(Algorithm):
             what = "twice p r² numbers (inverses)" if client else "p r numbers (weights)"
             needed = max(p * self.rank * (2 * self.rank if client else 1), 2 * COPIES * p) * 8
             nearest = f"rank = {fits}" if bound >= 2 * COPIES * p and fits else f"memory = {-(-needed // MEGABYTE)}"
-            raise UsageError(
-                f"algorithm.memory = {self.memory} MB: expected room for {what} with p = {p} and "
-                f"algorithm.rank = {self.rank}, {needed / MEGABYTE:.3g} MB; did you mean {nearest}?"
-            )
+            room = f"room for {what} with p = {p} and algorithm.rank = {self.rank}, {needed / MEGABYTE:.3g} MB"
+            raise refusal("algorithm.memory", room, self.memory, nearest)
         if self.theory:
             who = "algorithm.theory = true"
             if kinds := kinks(task):
@@ -177,10 +169,9 @@ class FedLrgd(Algorithm):
         if self.solve_at == "client":
             sums = solved(shared[INVERSE], sums)
         yield {"loss": (torch.stack(losses).mean(0), weight)}
-        if not self.pipelined:
-            yield {SUMS: (sums, weight)}
-        for k in range(self.rank if self.pipelined else 0):
-            yield {f"{SUMS}{k}": (sums[:, k], weight)}
+        parts = {f"{SUMS}{k}": sums[:, k] for k in range(self.rank)} if self.pipelined else {SUMS: sums}
+        for name, part in parts.items():
+            yield {name: (part, weight)}
         return {}
 
     def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
@@ -190,9 +181,9 @@ class FedLrgd(Algorithm):
             return self._descended(task, state)
         if self.solve_at == "client" and not state.shared[INVERSE].any():
             inverse, parts = torch.empty_like(state.shared[INVERSE]), []
-            for columns, part in self._surrogates(task).inverses(state.shared[POINTS], *self._cut(task)):
-                inverse[columns] = part.values
-                parts.append((part.condition, part.cut))
+            for columns, values, known in self._surrogates(task).inverses(state.shared[POINTS], *self._cut(task)):
+                inverse[columns] = values
+                parts.append(known)
             return ServerState(state.shared | {INVERSE: inverse}, {**state.extras, **conditioning(parts)})
         return state
 
@@ -261,13 +252,13 @@ class FedLrgd(Algorithm):
     def warnings(self, task: Task, state: ServerState) -> dict[str, str]:
         warnings, surrogates = {}, self._surrogates(task)
         if bent := kinks(task):
-            warnings["not-smooth"] = (
-                f"{', '.join(bent)}: the loss is not smooth in the data, the theory does not cover it"
-            )
-        if missing := missing_classes(task, surrogates.samples):
-            warnings["missing-classes"] = (
-                f"none of the server's {self.rank} samples is of class {missing}: expected all"
-            )
+            bent_why = "the loss is not smooth in the data, the theory does not cover it"
+            warnings["not-smooth"] = f"{', '.join(bent)}: {bent_why}"
+        labels = surrogates.samples.y
+        missing = sorted(set(range(task.federation.classes)) - set(labels.flatten().tolist()))
+        if missing and not labels.is_floating_point():
+            held = f"the server's {self.rank} samples"
+            warnings["missing-classes"] = f"none of {held} is of class {missing}: expected all"
         if state.extras["heard"] < 0:
             warnings["unheard"] = "no client's sums arrived in the only round that is for them: nothing can be learnt"
         if cut := state.extras["truncated"]:

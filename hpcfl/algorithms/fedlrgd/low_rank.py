@@ -49,30 +49,26 @@ class Bound:
         return cls(max(1, matrices // (8 * r * r)), samples)
 
 
-@dataclass(frozen=True)
-class Inverse:
-    """Pseudo-inverses of square matrices that may be singular."""
-
-    values: Tensor
-    """float64 [q, r, r]"""
-    condition: Tensor
-    """Largest over smallest singular value, inf where that is 0, float64 [q]."""
-    cut: Tensor
-    """True where singular values were left out, bool [q]."""
-
-    @classmethod
-    def of(cls, matrices: Tensor, truncation: float, damping: float) -> Inverse:
-        """Invert ``[q, r, r]`` by singular values ``s / (s² + (damping·s_1)²)``, without those ≤ ``truncation·s_1``."""
-        left, s, right = torch.linalg.svd(matrices)
-        top = s[:, :1]
-        kept = s > truncation * top
-        factors = torch.where(kept, s / (s.square() + (damping * top).square()), 0.0)
-        values = right.mT @ (factors.unsqueeze(2) * left.mT)
-        return cls(values, torch.where(s[:, -1] > 0, s[:, 0] / s[:, -1], torch.inf), ~kept.all(1))
+Known = tuple[Tensor, Tensor]
+"""Of q matrices: largest over smallest singular value, inf where that is 0; True where singular values were left out.
+"""
 
 
-def conditioning(parts: Sequence[tuple[Tensor, Tensor]]) -> dict[str, float]:
-    """Return what is recorded of all coordinates' inverses, from `condition` and `cut` of some at a time."""
+def inverted(matrices: Tensor, truncation: float, damping: float) -> tuple[Tensor, Known]:
+    """Return pseudo-inverses of ``[q, r, r]``, which may be singular, and what is known of them.
+
+    By singular values ``s / (s² + (damping·s_1)²)``, without those ≤ ``truncation·s_1``.
+    """
+    left, s, right = torch.linalg.svd(matrices)
+    top = s[:, :1]
+    kept = s > truncation * top
+    factors = torch.where(kept, s / (s.square() + (damping * top).square()), 0.0)
+    values = right.mT @ (factors.unsqueeze(2) * left.mT)
+    return values, (torch.where(s[:, -1] > 0, s[:, 0] / s[:, -1], torch.inf), ~kept.all(1))
+
+
+def conditioning(parts: Sequence[Known]) -> dict[str, float]:
+    """Return what is recorded of all coordinates' inverses, from what is known of some at a time."""
     condition, cut = (torch.cat(part) for part in zip(*parts))
     return {
         "condition": float(condition.median()),
@@ -100,22 +96,22 @@ class Surrogates:
         """The surrogate samples, ``[1, r, …]``."""
         return self._some(slice(0, self.rank))
 
-    def inverses(self, points: Tensor, truncation: float, damping: float) -> Iterator[tuple[slice, Inverse]]:
+    def inverses(self, points: Tensor, truncation: float, damping: float) -> Iterator[tuple[slice, Tensor, Known]]:
         """Yield the pseudo-inverses of ``(G^(i))ᵀ`` at ϑ_1 … ϑ_r ``[r, p]``, some coordinates i at a time."""
         most = self.bound.coordinates
         for start in range(0, points.shape[1], most):
             held = self.matrices(points, slice(start, start + most))
             for part in torch.split(held, max(1, most // PARTS)):
-                yield slice(start, start + len(part)), Inverse.of(part, truncation, damping)
+                yield slice(start, start + len(part)), *inverted(part, truncation, damping)
                 start += len(part)
             del held, part
 
     def solve(self, points: Tensor, sums: Tensor, truncation: float, damping: float) -> dict[str, float]:
         """Replace `sums`, float64 ``[r, p]``, by the weights under which the samples add up to them, in place."""
         parts = []
-        for columns, inverse in self.inverses(points, truncation, damping):
-            sums[:, columns] = solved(inverse.values, sums[:, columns])
-            parts.append((inverse.condition, inverse.cut))
+        for columns, inverse, known in self.inverses(points, truncation, damping):
+            sums[:, columns] = solved(inverse, sums[:, columns])
+            parts.append(known)
         return conditioning(parts)
 
     def matrices(self, points: Tensor, columns: slice) -> Tensor:

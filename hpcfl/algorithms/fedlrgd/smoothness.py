@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpcfl.algorithms.base import Batch, Task
-from hpcfl.base.errors import UsageError
+from hpcfl.base.errors import UsageError, refusal
 
 
 def server_samples(task: Task, who: str) -> Batch:
@@ -19,19 +19,11 @@ def kinks(task: Task) -> list[str]:
     return sorted({kind for layer in task.layers for kind in layer.nonsmooth})
 
 
-def missing_classes(task: Task, samples: Batch) -> list[int]:
-    """Return the classes of which there is no sample; none where labels are targets."""
-    if samples.y.is_floating_point():
-        return []
-    return sorted(set(range(task.federation.classes)) - set(samples.y.flatten().tolist()))
-
-
 def check_still(task: Task, who: str) -> None:
     """Raise UsageError where the loss draws something (dropout, images cropped at random), or is not one of ours."""
     if not task.loss.ours:
-        raise UsageError(
-            f"task.loss: {who} takes each sample by itself: expected a loss of hpcfl's own; did you mean 'auto'?"
-        )
+        expected = f"a loss of hpcfl's own, since {who} takes each sample by itself"
+        raise refusal("task.loss", expected, task.loss.name, "'auto'")
     drawing = [layer.name for layer in task.layers if layer.random]
     if drawing or task.federation.augment is not None:
         what = f"dropout in {', '.join(drawing)}" if drawing else "data.augment = true"
@@ -46,7 +38,6 @@ def check_unit_cube(task: Task, samples: Batch, who: str) -> None:
     for whose, x in parts.items():
         least, most = float(x.min()), float(x.max())
         if least < 0 or most > 1:
-            raise UsageError(
-                f"{who} needs features in [0, 1]^d, but those of {whose} reach from {least:.3g} to {most:.3g}; "
-                "expected data scaled to [0, 1], as data.scale = 'unit' does, or data.name = 'reduced' or 'unit_cube'"
-            )
+            got = f"those of {whose} reach from {least:.3g} to {most:.3g}"
+            hint = "data.scale = 'unit', or data.name = 'reduced' or 'unit_cube'"
+            raise UsageError(f"{who} needs features in [0, 1]^d, but {got}; did you mean {hint}?")

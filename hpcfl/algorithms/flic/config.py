@@ -135,18 +135,15 @@ class FlicKeys(Algorithm):
         for key in keys:
             value = getattr(self, key)
             if value != type(self).model_fields[key].default:
-                raise UsageError(
-                    f"algorithm.{key} = {value!r} has no meaning without {needed}: remove it, or set {needed}"
-                )
+                why = f"has no meaning without {needed}: remove it, or set {needed}"
+                raise UsageError(f"algorithm.{key} = {value!r} {why}")
 
     def shares_any(self, model: Model) -> bool:
         return self.inside != "fedrep" or bool(getattr(model, "hidden", True))  # α is the hidden layers
 
     def check_model(self, model: Model, header: Header) -> None:
         if model.chain and model.name != "latent":
-            raise UsageError(
-                f"model.name: algorithm.name = 'flic' needs an embedding, got '{model.name}'; did you mean 'latent'?"
-            )
+            raise refusal("model.name", "one with an embedding, for algorithm.name = 'flic'", model.name, "'latent'")
         if header.label_shape:
             shape = header.label_shape
             raise UsageError(f"data: algorithm.name = 'flic' needs one label per sample, got labels of shape {shape}")

@@ -13,7 +13,7 @@ from typing import Literal
 from hpcfl.algorithms.base import Batch, State, Task, Visits
 from hpcfl.algorithms.flic.anchors import Anchors, TargetAnchors
 from hpcfl.algorithms.flic.config import FACTORS, MEANS, FlicKeys
-from hpcfl.base.errors import UsageError
+from hpcfl.base.errors import refusal
 from hpcfl.base.lazy import Tensor, torch
 from hpcfl.learning.batches import PHASE_STEPS, Batches
 from hpcfl.learning.optim import Adam, Optimizer, ParamGroup, Sgd, train
@@ -46,9 +46,7 @@ class Parts:
     @classmethod
     def of(cls, task: Task, inside: Literal["fedrep", "fedavg-ft", "l2gd"], mix: float) -> Parts:
         if (latent := task.latent) is None:
-            raise UsageError(
-                "task.embedding: expected the submodule that embeds, since the model is no chain of layers; got none"
-            )
+            raise refusal("task.embedding", "the submodule that embeds, since the model is no chain of layers", None)
         if task.whole is not None:
             inner = f"{task.whole.embeds}."
             below = [names for names in task.whole.groups if names[0].startswith(inner)]

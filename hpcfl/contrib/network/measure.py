@@ -295,8 +295,7 @@ class _Server:
         def once() -> float:
             acks = self._begin(Op.SINK, ranks, count, tag=LATER)
             start = time.thread_time()
-            requests = [self.comm.Isend(message, rank, LATER) for _ in range(count) for rank in ranks]
-            self._all(requests)
+            self._all([self.comm.Isend(message, rank, LATER) for _ in range(count) for rank in ranks])
             used = time.thread_time() - start
             wait(acks)
             return used / (count * len(ranks))

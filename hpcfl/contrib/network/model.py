@@ -138,7 +138,6 @@ class Layout:
 
     Attributes
     ----------
-    name : str
     width : int or str
         `lane_width` in a config.
     ranks : int
@@ -149,7 +148,6 @@ class Layout:
         Copies of each message between the server and one other host.
     """
 
-    name: str
     width: int | str
     ranks: int
     within: int
@@ -170,7 +168,6 @@ class Layout:
 class Prediction:
     """Seconds of the parts of one round."""
 
-    layout: str
     down: float
     up: float
     sums: float
@@ -201,19 +198,18 @@ def one_way(costs: Costs, layout: Layout, nbytes: float, messages: int, up: bool
     latency, rank, host, server = 0.0, 0.0, 0.0, 0.0
     for lanes, link in ((layout.within, costs.within), (layout.between, costs.between)):
         if lanes:
-            link = _known(link)
+            assert link is not None, "a layout reaches a place that was not measured"
             latency = max(latency, link.latency)
             rank = max(rank, k * nbytes / _rate(link.alone if layout.ranks == 1 else link.tree, up))
             server += lanes * k * nbytes / _rate(link.server, up)
-    if layout.between:
-        host = layout.per_host * nbytes / _rate(_known(costs.between).host, up)
+    if layout.between and costs.between is not None:
+        host = layout.per_host * nbytes / _rate(costs.between.host, up)
     return k * latency + layout.lanes * k * messages * overhead + max(rank, host, server)
 
 
 def predict(costs: Costs, layout: Layout, load: Load) -> Prediction:
     """Predict one round in which every lane takes part."""
     return Prediction(
-        layout.name,
         one_way(costs, layout, load.state, load.down, up=False) + layout.lanes * load.turns * costs.lane + costs.wake,
         load.turns * one_way(costs, layout, load.frame, load.up, up=True),
         load.turns * layout.lanes * load.frame / costs.sums,
@@ -234,16 +230,16 @@ def layout(ranks: int, per_host: int, width: int | str) -> Layout:
     clients, here = ranks - 1, min(per_host, ranks) - 1
     away = clients - here
     if width == 1:
-        return Layout("a lane per rank", 1, 1, here, away, min(per_host, away))
+        return Layout(1, 1, here, away, min(per_host, away))
     if width == "node":
         hosts, widest = -(-away // per_host), max(here, min(per_host, away))
-        return Layout("lanes per node", "node", widest, int(here > 0), hosts, levels(min(per_host, away)))
+        return Layout("node", widest, int(here > 0), hosts, levels(min(per_host, away)))
     if width == "all":
-        return Layout("all in one lane", "all", clients, int(not away), int(away > 0), min(1, away))
+        return Layout("all", clients, int(not away), int(away > 0), min(1, away))
     lanes, step = -(-clients // int(width)), int(width)
     within = here // step if away else lanes
     copies = levels(step) * -(-min(per_host, away) // step)
-    return Layout(f"lanes of {step} ranks", step, step, within, lanes - within, copies)
+    return Layout(step, step, within, lanes - within, copies)
 
 
 def fits(mpi: str, layout: Layout) -> bool:
@@ -277,7 +273,7 @@ def two_levels(costs: Costs, ranks: int, per_host: int, load: Load, fan_out: int
         depth += 1
         reached += fan_out**depth
     inside = layout(min(per_host, ranks), ranks, 1)
-    above = Layout("leaders", 1, 1, 0, children, 1)
+    above = Layout(1, 1, 0, children, 1)
     down = one_way(costs, inside, load.state, load.down, up=False) + (1 + depth) * costs.wake  # leaders sleep too
     up = one_way(costs, inside, load.frame, load.up, up=True) * load.turns
     sums = load.turns * (inside.lanes + (depth > 0)) * load.frame / costs.sums  # a leader's own frame too
@@ -287,13 +283,7 @@ def two_levels(costs: Costs, ranks: int, per_host: int, load: Load, fan_out: int
         sums += depth * children * load.summed / costs.sums
     requests = max(inside.lanes, children) * load.up
     looks = LOOKS * (1 + load.turns + 2 * depth) * look_seconds(costs, requests)
-    return Prediction("two levels", down, up, sums, looks)
-
-
-def _known(link: Link | None) -> Link:
-    if link is None:
-        raise ValueError("a layout reaches a place that was not measured")
-    return link
+    return Prediction(down, up, sums, looks)
 
 
 def _rate(rates: Rates, up: bool) -> float:

@@ -91,7 +91,7 @@ def facts(job: Job, like: Like) -> Iterator[tuple[str, str]]:
         predicted.append((layout, predict(network.costs, active, load)))
         yield _name(layout), _told(predicted[-1][1])
     if hosts > 1:
-        layout = Layout("two levels", TWO_LEVEL, 1, 0, hosts, 1)
+        layout = Layout(TWO_LEVEL, 1, 0, hosts, 1)
         refused = _refused(job, layout, network.mpi)
         yield "two levels", refused or _told(levels)
         predicted += [] if refused else [(layout, levels)]

@@ -107,8 +107,7 @@ class PooledObjective:
         return float(self(torch.from_numpy(theta)))
 
     def gradient(self, theta: Floats) -> Floats:
-        _, slopes = self._slopes(theta)
-        return slopes.detach().numpy()
+        return self._slopes(theta)[1].detach().numpy()
 
     def _slopes(self, theta: Floats, again: bool = False) -> tuple[Tensor, Tensor]:
         """θ and ∇F, to be differentiated `again`. Not by torch.func.grad, which loads torch's compiler."""

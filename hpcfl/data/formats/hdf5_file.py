@@ -192,18 +192,7 @@ def survey(path: Path) -> Survey:
                 parts.append(_part(file, group))
                 unpacked += parts[-1].bytes
                 check_unpacked(f"{path}, up to {group}", unpacked, file.id.get_filesize())
-        contents = Survey(train, test, _part(file, "test") if "test" in file else None)
-    _check_kinds(path, contents)
-    for name, train_part, test_part in zip(ids, train, test):
-        if train_part.size == 0:
-            raise UsageError(f"{path}: {train_part.group} has no samples, expected at least 1")
-        if test_part.shape != train_part.shape:
-            said = f"client '{name}' has {train_part.features} in train and {test_part.features} in test"
-            raise UsageError(f"{path}: {said}; expected the same in both")
-        if contents.server is not None and contents.server.shape != train_part.shape:
-            said = f"test has {contents.server.features}, client '{name}' {train_part.features}"
-            raise UsageError(f"{path}: {said}; a global test set needs equal shapes")
-    return contents
+        return _checked(path, Survey(train, test, _part(file, "test") if "test" in file else None))
 
 
 def client_ids(file: h5py.File) -> list[str]:
@@ -233,19 +222,12 @@ def is_pool(path: Path) -> bool:
 def survey_pool(path: Path) -> Survey:
     """Return what is in a file that is a pool, as `survey`."""
     with opened(path) as file:
-        train = _part(file, "train")
-        test = None if linked(file, "test") is None else _part(file, "test")
-    contents = Survey([train], [] if test is None else [test], None)
-    _check_kinds(path, contents)
-    if train.size == 0:
-        raise UsageError(f"{path}: train has no samples, expected at least 1")
-    if test is not None and test.shape != train.shape:
-        raise UsageError(f"{path}: train has {train.features}, test {test.features}; expected the same in both")
-    return contents
+        test = [] if linked(file, "test") is None else [_part(file, "test")]
+        return _checked(path, Survey([_part(file, "train")], test, None))
 
 
-def _check_kinds(path: Path, contents: Survey) -> None:
-    """Refuse classes beside targets."""
+def _checked(path: Path, contents: Survey) -> Survey:
+    """Return what is in a file, after refusing parts that do not go together, and clients without samples."""
     first = contents.parts[0]
     for part in contents.parts:
         here, there = f"{first.group}/labels", f"{part.group}/labels"
@@ -255,6 +237,14 @@ def _check_kinds(path: Path, contents: Survey) -> None:
         if part.label_shape != first.label_shape:
             shapes = f"{here} have shape {first.label_shape} per sample, {there} {part.label_shape}"
             raise UsageError(f"{path}: {shapes}; expected the same in all")
+    for train, test in zip_longest(contents.train, contents.test):
+        if train.size == 0:
+            raise UsageError(f"{path}: {train.group} has no samples, expected at least 1")
+        for other, where in ((test, "both"), (contents.server, "all, for a global test set")):
+            if other is not None and other.shape != train.shape:
+                said = f"{train.group} has {train.features}, {other.group} {other.features}"
+                raise UsageError(f"{path}: {said}; expected the same in {where}")
+    return contents
 
 
 def unchanged(file: h5py.File, part: Part) -> str:
@@ -327,10 +317,8 @@ def pieces(
         right = np.isfinite(piece) if scale is None else (piece >= 0) & (piece <= most)
         if not right.all():
             where, name = np.argwhere(~right)[0], f"{features.file.filename}: {features.name[1:]}"
-            expected, got = f"0 to {most} as data.scale = '{scale}'", piece[tuple(where)]
-            if scale in (None, "tokens"):
-                tokens = f"integers from 0 to {most} as data.tokens = true"
-                expected = tokens if scale else "finite 32-bit numbers"
+            others = {None: "finite 32-bit numbers", "tokens": f"integers from 0 to {most} as data.tokens = true"}
+            expected, got = others.get(scale, f"0 to {most} as data.scale = '{scale}'"), piece[tuple(where)]
             raise UsageError(f"{name}: sample {rows.start + where[0]} holds {got}, expected {expected}")
         yield rows.start, piece if scale is None or scale == "tokens" else scaled(piece, PEAK, scale)
 

@@ -38,10 +38,9 @@ class Layer:
         pairs = zip(self.names, self.modules)
         self.tensors = {names[key]: value for names, m in pairs for key, value in m.named_parameters()}
         if buffers := [key for key, _ in modules.named_buffers()]:
-            raise UsageError(
-                f"model: layer {name} has the buffer {buffers[0]}, which a chain of layers cannot keep: expected a "
-                "module without, or model.name = 'package.module:factory' that makes the whole"
-            )
+            where = f"model: layer {name} has the buffer {buffers[0]}, which a chain of layers cannot keep"
+            other = "model.name = 'package.module:factory' that makes the whole"
+            raise UsageError(f"{where}: expected a module without, or {other}")
 
     @property
     def groups(self) -> tuple[tuple[str, ...], ...]:

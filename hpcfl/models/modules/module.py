@@ -123,11 +123,8 @@ class Whole:
         """Return what is embedded of samples ``[B, …]``."""
         found: list[Tensor] = []
         part = self._module.get_submodule(self.embeds)
-        handle = part.register_forward_hook(lambda _module, _inputs, output: found.append(output))
-        try:
+        with part.register_forward_hook(lambda _module, _inputs, output: found.append(output)):
             self._module(x)
-        finally:
-            handle.remove()
         if len(found) != 1 or not isinstance(found[0], Tensor) or len(found[0]) != len(x):
             said = f"called {len(found)} times" if len(found) != 1 else f"giving {type(found[0]).__name__}"
             raise UsageError(f"task.embedding = '{self.embeds}': expected it to give a tensor [B, …] once, is {said}")
@@ -171,12 +168,7 @@ class Whole:
     # running
 
     def __call__(
-        self,
-        params: State,
-        x: Tensor,
-        key: StepKey | None = None,
-        sizes: Sequence[int] | None = None,
-        part: Part = ALL,
+        self, params: State, x: Tensor, key: StepKey | None = None, sizes: Sequence[int] | None = None, part: Part = ALL
     ) -> Tensor:
         """Return the outputs ``[c, B, …]``; `key` is None outside training.
 
@@ -186,9 +178,17 @@ class Whole:
         self._part = part
         partial = sizes is not None and min(sizes) < x.shape[1] and (self.found.mixes or bool(self.buffers))
         with self._in_mode(key):
-            if self.found.computing != "looped" and len(x) > 1 and not partial:
-                return self._vmapped(params, x, key)
-            return self._looped(params, x, key, sizes or [x.shape[1]] * len(x))
+            begun = [self._begun(params, row, key) for row in range(len(x))]
+            if self.found.computing == "looped" or len(x) == 1 or partial:
+                return self._looped(params, begun, x, key, sizes or [x.shape[1]] * len(x))
+            buffers = {name: torch.stack([each[name] for each in begun]).to(kind) for name, kind in self._types.items()}
+            seeds = [seeds_of(key, x.device)] if key is not None and self.found.drops else []
+            own = {name: params[name] for name in self.tensors}
+            outputs: Tensor
+            outputs, after = at_once(self._plain, own, buffers, x, *seeds)
+            for row in range(len(x)):
+                self._keep(key, row, {name: value[row] for name, value in after.items()})
+            return outputs
 
     def single(self, params: State, x: Tensor, key: StepKey, size: int) -> Tensor:
         """Return one client's outputs ``[1, B, …]`` in a training step, its parameters being without a client axis.
@@ -209,21 +209,13 @@ class Whole:
         except (RuntimeError, ValueError, IndexError) as error:
             raise RunError(f"model.name = '{self.name}': {reason(error)}") from error
 
-    def _vmapped(self, params: State, x: Tensor, key: StepKey | None) -> Tensor:
-        begun = [self._begun(params, row, key) for row in range(len(x))]
-        buffers = {name: torch.stack([each[name] for each in begun]).to(kind) for name, kind in self._types.items()}
-        seeds = [seeds_of(key, x.device)] if key is not None and self.found.drops else []
-        outputs, after = at_once(self._plain, {name: params[name] for name in self.tensors}, buffers, x, *seeds)
-        for row in range(len(x)):
-            self._keep(key, row, {name: value[row] for name, value in after.items()})
-        result: Tensor = outputs
-        return result
-
-    def _looped(self, params: State, x: Tensor, key: StepKey | None, sizes: Sequence[int]) -> Tensor:
-        """Run client by client the samples that are real; a client without any takes no step."""
+    def _looped(
+        self, params: State, begun: Sequence[State], x: Tensor, key: StepKey | None, sizes: Sequence[int]
+    ) -> Tensor:
+        """Run client by client, of whom one may have several rows, what is real; who has nothing takes no step."""
         # one is squeezed, not unbound: the gradient of that is a second copy
         each = (params[name].unbind(0) if len(x) > 1 else [params[name].squeeze(0)] for name in self.tensors)
-        rows, begun = [], [self._begun(params, row, key) for row in range(len(x))]  # one client may have several rows
+        rows = []
         for row, (values, size) in enumerate(zip(zip(*each), sizes)):
             real = x.new_zeros(0, *self.found.outputs)
             if size:

@@ -34,10 +34,9 @@ def hidden_axes(layers: Sequence[Layer] | Sequence[Whole]) -> Axes:
         plain = isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.groups == 1)
         if not shape or not (plain or normal) or (before and shape[plain] % before):
             where = f"layer {layer.name}" if isinstance(layer, Layer) else f"{type(module).__name__} in '{layer.name}'"
-            raise UsageError(
-                f"model: {where} cannot be made narrower: expected linear layers or convolutions, and between them "
-                "activations, batch normalisation, dropout or pooling, as in model.name = 'mlp', 'cnn' and 'vgg'"
-            )
+            between = "activations, batch normalisation, dropout or pooling, as in model.name = 'mlp', 'cnn' and 'vgg'"
+            wanted = f"linear layers or convolutions, and between them {between}"
+            raise UsageError(f"model: {where} cannot be made narrower: expected {wanted}")
         if plain:
             own = {} if names["weight"] in last else {0: shape[0]}
             axes |= dict.fromkeys(names.values(), own) | {names["weight"]: own | ({1: before} if before else {})}

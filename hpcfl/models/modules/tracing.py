@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -200,9 +200,8 @@ def _layers(module: nn.Module, x: Tensor, where: str) -> tuple[tuple[str, ...], 
     if len(ready) < len(learning):  # a part that is skipped at random is there in a test
         ready, follows = _ready(module.eval(), x, learning)
     if idle := [name for name in learning if name not in ready]:
-        raise UsageError(
-            f"{where}: {listed(idle)}: the outputs do not depend on it; expected that they do, or requires_grad = False"
-        )
+        expected = "that they do, or requires_grad = False"
+        raise UsageError(f"{where}: {listed(idle)}: the outputs do not depend on it; expected {expected}")
     owners = {name: name.rpartition(".")[0] for name in learning}
     owners = {name: follows.get(owner, owner) for name, owner in owners.items()}
     last = {owners[name]: time for time, name in enumerate(ready)}  # when the last of an owner's gradients is ready
@@ -215,37 +214,25 @@ def _ready(module: nn.Module, x: Tensor, names: Collection[str]) -> tuple[list[s
     for name in names:
         leaf: Any = tensors[name].requires_grad_()
         leaf.register_post_accumulate_grad_hook(lambda _, name=name: ready.append(name))
-    with seeded(0), _watched(module) as follows:
-        outputs = _called(module, tensors, x)
-        if outputs.requires_grad:
-            outputs.sum().backward()
-    return ready, follows
-
-
-@contextmanager
-def _watched(module: nn.Module) -> Iterator[dict[str, str]]:
-    """Note, of each normalisation that is given just what another module with parameters gave, which one that was."""
     follows, made = dict[str, str](), dict[int, tuple[Any, str]]()
-    handles = []
 
-    def before(name: str, inputs: Any) -> None:
+    def before(name: str, inputs: Any) -> None:  # a normalisation is given just what another module gave
         if inputs and id(inputs[0]) in made:
             follows.setdefault(name, made[id(inputs[0])][1])
 
     def after(name: str, output: Any) -> None:
         made[id(output)] = output, follows.get(name, name)  # kept, so that no other output has its number
 
-    for name, part in module.named_modules():
-        if not any(True for _ in part.parameters(recurse=False)):
-            continue
-        if isinstance(part, NORMS):
-            handles.append(part.register_forward_pre_hook(lambda _, inputs, name=name: before(name, inputs)))
-        handles.append(part.register_forward_hook(lambda _, __, output, name=name: after(name, output)))
-    try:
-        yield follows
-    finally:
-        for handle in handles:
-            handle.remove()
+    with seeded(0), ExitStack() as hooks:
+        for name, part in module.named_modules():
+            if any(True for _ in part.parameters(recurse=False)):
+                if isinstance(part, NORMS):
+                    hooks.enter_context(part.register_forward_pre_hook(lambda _, given, name=name: before(name, given)))
+                hooks.enter_context(part.register_forward_hook(lambda _, __, gave, name=name: after(name, gave)))
+        outputs = _called(module, tensors, x)
+        if outputs.requires_grad:
+            outputs.sum().backward()
+    return ready, follows
 
 
 # vmap
