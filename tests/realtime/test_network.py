@@ -72,7 +72,7 @@ def test_a_dead_rank_is_lost_and_no_other(width: Any) -> None:
 # what it has found
 
 
-@pytest.mark.parametrize(("hosts", "leader", "rank"), [("abbcc", 1, 2), ("abbbccc", 1, 2), ("abbccdd", 5, 6)])
+@pytest.mark.parametrize(("hosts", "leader", "rank"), [("abbcc", 1, 2), ("abbbccc", 1, 2), ("abbccdd", 1, 6)])
 def test_the_leader_of_a_rank_that_is_suspended_is_not_taken_for_dead(hosts: str, leader: int, rank: int) -> None:
     """It has nothing to tell meanwhile, for as long as that one is silent, and says that it is there."""
     more = {"lane_width": "two-level", "fan_out": 2, "participation": ALL, "lost_after": 2.0}
