@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from hpcfl.algorithms.base import Algorithm, By, Client, Extras, Participation, ServerState, State, Sums, Task, Visits
-from hpcfl.base.errors import UsageError, no_meaning
+from hpcfl.base.errors import UsageError
 from hpcfl.base.lazy import torch
 from hpcfl.learning.optim import Sgd, factors, layer_by_layer, zeros
 
@@ -45,9 +45,7 @@ class Salf(Algorithm):
     layerwise: ClassVar[bool] = True
 
     def check(self, participation: Participation, known: bool = True) -> None:
-        if self.momentum and not self.persist_optimizer:
-            persist = "algorithm.persist_optimizer"
-            raise no_meaning("algorithm.momentum", self.momentum, f"{persist} = false", f"{persist} = true")
+        self.check_only_for("algorithm.", "persist_optimizer", {"momentum": True})
         if participation.by_arrivals and self.rule != "released" and (self.rule, self.missing) != ("paper", "none"):
             raise UsageError(
                 f"algorithm.missing = '{self.missing}', algorithm.rule = '{self.rule}': chances to arrive have no "

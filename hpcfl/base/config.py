@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from hpcfl.base.errors import VALUE, UsageError, cut, did_you_mean, toml
+from hpcfl.base.errors import VALUE, UsageError, cut, did_you_mean, no_meaning, toml
 
 C = TypeVar("C", bound="ConfigBase")
 UNFIT = re.compile(r"[\0\ud800-\udfff]")  # zero bytes, and what UTF-8 cannot encode
@@ -33,6 +33,18 @@ class ConfigBase(BaseModel):
         """Return the section in a table; UsageError names the key under `where`."""
         # through JSON, so that a list may stand for a tuple while all else stays strict
         return checked(lambda: cls.model_validate_json(json.dumps(table, default=str)), cls, where)
+
+    def check_only_for(self, prefix: str, choice: str, only_for: Mapping[str, Any]) -> None:
+        """Raise UsageError where a key is set that means something beside certain values of the key `choice` alone.
+
+        `only_for` has these values, one or a tuple, by key; the `prefix` is that of the section, as ``"server."``.
+        """
+        for key, given in only_for.items():
+            value, there = getattr(self, key), getattr(self, choice)
+            values = given if isinstance(given, tuple) else (given,)
+            if there not in values and value != type(self).model_fields[key].default:
+                beside, other = (f"{prefix}{choice} = {toml(each)}" for each in (there, values[0]))
+                raise no_meaning(f"{prefix}{key}", value, beside, other)
 
 
 def checked(make: Callable[[], C], cls: type[C], where: str) -> C:

@@ -276,9 +276,7 @@ class Config(ConfigBase):
     def _check_lost_ranks(self) -> None:
         """Raise UsageError where leaders, or ranks that take over clients of dead ones, have no meaning."""
         if self.lane_width != TWO_LEVEL:
-            for key, plain in (("leaders", "node"), ("fan_out", FAN_OUT)):
-                if (value := getattr(self, key)) != plain:
-                    raise no_meaning(key, value, f"lane_width = {self.lane_width!r}", f"lane_width = '{TWO_LEVEL}'")
+            self.check_only_for("", "lane_width", dict.fromkeys(("leaders", "fan_out"), TWO_LEVEL))
         elif self.clock == "wall" and self.lost_clients == "rehost":
             beside = f"does not go with lane_width = '{TWO_LEVEL}'"
             raise UsageError(f"lost_clients = 'rehost' {beside}: remove it, or set lane_width = 1")

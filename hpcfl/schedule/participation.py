@@ -134,10 +134,9 @@ class Participation(ConfigBase):
         """Raise UsageError where a number does not fit the number of clients."""
         self._check_held_out(clients)
         invited = self.invited(clients)
-        for key in ("size", "first", "quorum", "grace", *ARRIVALS):
-            choice, word = self.only_for[key]
-            if getattr(self, choice) != word and getattr(self, key) != type(self).model_fields[key].default:
-                raise self._no_meaning(key, choice, word)
+        self.check_only_for("participation.", "invite", {"size": "uniform"})
+        keys = "first", "quorum", "grace", *ARRIVALS
+        self.check_only_for("participation.", "close", {key: self.only_for[key][1] for key in keys})
         for key, largest in (("size", clients - self._held), ("first", invited), ("quorum", invited)):
             (choice, word), value = self.only_for[key], getattr(self, key)
             if getattr(self, choice) == word:
@@ -162,12 +161,6 @@ class Participation(ConfigBase):
         if len(held) == clients:
             raise UsageError(f"{key}: expected at most {clients - 1} ids, so that somebody takes part, got {clients}")
 
-    def _no_meaning(self, key: str, choice: str, word: object) -> UsageError:
-        """Return the error for a key that is only for another word of a choice."""
-        here = f"participation.{choice}"
-        beside, other = f"{here} = {toml(getattr(self, choice))}", f"{here} = {toml(word)}"
-        return no_meaning(f"participation.{key}", getattr(self, key), beside, other)
-
     def check_effect(self, layerwise: bool, sure: bool) -> None:
         """Raise UsageError where a key speaks of visits that are missing or cut short, and none can be.
 
@@ -179,10 +172,11 @@ class Participation(ConfigBase):
             All visits come that are waited for, as in simulated time.
         """
         idle = ("layers", "steps") if layerwise else ("layers", "steps", "discard")
+        beside, other = (f"participation.close = '{word}'" for word in (self.close, "deadline"))
         if self.close == "all" and self.partial in idle:
-            raise self._no_meaning("partial", "close", "deadline")
+            raise no_meaning("participation.partial", self.partial, beside, other)
         if self.min_clients and self.bound is None and sure:
-            raise self._no_meaning("min_clients", "close", "deadline")
+            raise no_meaning("participation.min_clients", self.min_clients, beside, other)
 
     def _check_deadline(self) -> None:
         if self.deadline is None or self.deadline == "adaptive":

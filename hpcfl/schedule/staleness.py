@@ -47,10 +47,7 @@ class Staleness(ConfigBase):
             if kept_by:
                 why = f"with {kept_by} clients keep what they have sent, which must count as a whole"
                 raise UsageError(f"{choice} = '{self.weight}': {why}: expected 'constant'")
-        for key, words in (("a", ("polynomial", "hinge")), ("b", ("hinge",))):
-            value = getattr(self, key)
-            if value is not None and self.weight not in words:
-                raise no_meaning(f"staleness.{key}", value, f"{choice} = '{self.weight}'", f"{choice} = '{words[0]}'")
+        self.check_only_for("staleness.", "weight", {"a": ("polynomial", "hinge"), "b": "hinge"})
 
     def factors(self, staleness: Ints) -> Floats:
         """Return s of each staleness, float64 [n]."""
