@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, WrapValidator
 
 from hpcfl.base.errors import VALUE, UsageError, cut, did_you_mean, no_meaning, toml
 
@@ -66,6 +66,18 @@ def checked(make: Callable[[], C], cls: type[C], where: str) -> C:
     bounds = [context[side] for side in ("ge", "le") if side in context]
     nearest = f"; did you mean {toml(bounds[0])}?" if bounds else hint if "did you" in hint else ""
     raise UsageError(f"{key}: {message.removeprefix('value error, ')}, got {cut(repr(value), VALUE)}{nearest}")
+
+
+def worded(expected: str) -> WrapValidator:
+    """Return what says in these words what is expected of a value that may be of several types."""
+
+    def validated(value: Any, validate: Callable[[Any], Any]) -> Any:
+        try:
+            return validate(value)
+        except ValidationError:
+            raise ValueError(f"expected {expected}") from None
+
+    return WrapValidator(validated)
 
 
 def check_plain(table: Any, where: str) -> None:

@@ -26,7 +26,7 @@ from pydantic import create_model
 
 from hpcfl.base import blame
 from hpcfl.base.config import ConfigBase
-from hpcfl.base.digests import is_file, origin
+from hpcfl.base.digests import changed, digest, is_file
 from hpcfl.base.errors import UsageError, did_you_mean
 from hpcfl.base.loaded import INSTALLED, LIBRARY, guard, guarded, is_installed, load, reached, remembering, renew
 from hpcfl.base.terminal import say
@@ -258,16 +258,14 @@ def look_for(
         odd = {root: _other(spec, about, root, before) for root in there}
         same = [root for root in there if not odd[root]]
         if found_there := same or (there if force else []):
-            strange = {
-                digest: file
-                for _, _, file in _parts(spec, about, found_there[0], before)
-                if not is_installed(file.resolve()) and (digest := origin(file)["sha256"]) not in may
-            }
+            files = [file for _, _, file in _parts(spec, about, found_there[0], before)]
+            known_files = {digest(file): str(file) for file in files if not is_installed(file.resolve())}
+            strange = {sha256: file for sha256, file in known_files.items() if sha256 not in may}
             if strange and not trust:
-                digest, file = next(iter(strange.items()))
-                lost[spec] = f"'{file}' (SHA-256 {digest[:12]}…), which is code of {spec}, has not run here: {ASK}"
+                sha256, name = next(iter(strange.items()))
+                lost[spec] = f"'{name}' (SHA-256 {sha256[:12]}…), which is code of {spec}, has not run here: {ASK}"
                 continue
-            if strange and (line := remember({digest: str(file) for digest, file in strange.items()})):
+            if line := remember(strange):
                 say(line)
             may |= strange.keys()
             found.append(found_there[0])
@@ -298,13 +296,6 @@ def _parts(
 
 def _other(spec: str, about: Mapping[str, Any], root: Path, before: Path) -> str:
     """Return which file of a class is another one below `root` than it was below the folder of `before`, "" if none."""
-    for what, each, now in _parts(spec, about, root, before):
-        file = each["file"]
-        if not is_file(now):
-            return f"'{file}', where the run found {what}, is not there; --force (force=True) looks elsewhere"
-        if origin(now)["sha256"] != each["sha256"]:
-            return (
-                f"'{now}' has changed since the run began, which found {what} in '{file}': expected the file of then "
-                f"(SHA-256 {each['sha256'][:12]}…); --force (force=True) goes on with it as it is"
-            )
-    return ""
+    instead = "--force (force=True) looks elsewhere"
+    found = (changed(what, each, instead, now) for what, each, now in _parts(spec, about, root, before))
+    return next(filter(None, found), "")

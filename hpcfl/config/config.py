@@ -24,7 +24,7 @@ from hpcfl.base import plugins
 from hpcfl.base.blame import blaming
 from hpcfl.base.config import ConfigBase, check_plain, checked, sections, unknown
 from hpcfl.base.config import recorded as recorded_table
-from hpcfl.base.digests import check_unchanged, origin
+from hpcfl.base.digests import changed, origin
 from hpcfl.base.errors import UsageError, no_meaning, refusal, toml
 from hpcfl.base.loaded import renew
 from hpcfl.base.rng import key_as_seed
@@ -461,11 +461,17 @@ def of_run(attributes: Mapping[str, str], run: Path, force: bool = False, trust:
     Code is imported that has run here, and with `trust` what the folder names. UsageError where a file has changed, is
     not there, or is not to be imported.
     """
-    for reason in _look_for(attributes, run, force, trust).values():
+    lost = _look_for(attributes, run, force, trust)
+    for reason in (*lost.values(), *_changed_files(attributes, force).values()):
         raise UsageError(reason)
-    for key, recorded in {} if force else json.loads(attributes.get("files", "{}")).items():
-        check_unchanged(key, recorded, "expected it there")
     return from_text(attributes["config"])
+
+
+def _changed_files(attributes: Mapping[str, str], force: bool) -> dict[str, str]:
+    """Return what has become of the files that a run's config names and that have changed, by their keys."""
+    files = {} if force else json.loads(attributes.get("files", "{}"))
+    reasons = {key: changed(key, known, "expected it there") for key, known in files.items()}
+    return {key: reason for key, reason in reasons.items() if reason}
 
 
 def _look_for(attributes: Mapping[str, str], run: Path, force: bool, trust: bool) -> dict[str, str]:
@@ -500,11 +506,8 @@ def to_read(
     for section in PICKED:
         if not isinstance(table.get(section, {}), dict):
             raise UsageError(f"{section}: expected a table, got {toml(table[section])}")
-    for key, recorded in {} if force else json.loads(attributes.get("files", "{}")).items():
-        try:
-            check_unchanged(key, recorded, "expected it there")
-        except UsageError as error:
-            absent[key if key.startswith("model.") else key.partition(".")[0]] = str(error)
+    for key, reason in _changed_files(attributes, force).items():
+        absent[key if key.startswith("model.") else key.partition(".")[0]] = reason
     if "model.initial" in absent:
         table["model"] = {**table["model"], "initial": None}
     task = TaskConfig.from_table(table.get("task", {}), "task")

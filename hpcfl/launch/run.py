@@ -113,17 +113,21 @@ def carry_out(request: RunRequest, comm: Any) -> None:
     if rank == 0:
         (request.folder / ERROR_FILE).unlink(missing_ok=True)
     with telling(comm, config.patience) if comm is not None else nullcontext():
-        found = told(comm, f"{os.getpid()} {socket.gethostname()}")
-    processes = [(host, number) for number, _, host in (text.partition(" ") for text in found)]
-    hosts = [host for host, _ in processes]
-    share = _share(comm, hosts)
+        own = processors()
+        found = told(comm, json.dumps([socket.gethostname(), str(os.getpid()), [*own.cores], {**own.quotas}]))
+    here = [json.loads(text) for text in found]
+    processes, hosts = [(host, number) for host, number, *_ in here], [host for host, *_ in here]
+    share = shares([Processors(*known) for _, _, *known in here], hosts)[rank]  # of the cores of its host
     count = config.threads
     if count == "auto":
         count = threads(share, os.environ.get("OMP_NUM_THREADS", "")) if config.clock == "wall" else 1
     os.environ["OMP_NUM_THREADS"] = str(count)  # torch reads it once, when it is loaded
     prefer_large_pages(os.environ)
     counts = [int(each) for each in told(comm, str(count))]
-    ranks = _roll(config, comm, hosts)
+    ranks = comm  # with which the job starts, or what stands for it where some may be missing
+    if comm is not None and config.start_within is not None:
+        lanes = connect(comm, config.lane_width, hosts, has_ulfm(comm), config.participation.by_arrivals)
+        ranks = Roll(comm, config.start_within, lanes)
     with _without_absent(request, ranks):
         board = _board(ranks, hosts) if config.clock == "wall" else None
         device, devices = placed(config, ranks, hosts)
@@ -147,14 +151,6 @@ def carry_out(request: RunRequest, comm: Any) -> None:
             fail(comm, request.folder, error)  # on this rank only: the others are in the middle of a round
     if stopped is not None:
         raise stopped
-
-
-def _roll(config: Config, comm: Any, hosts: list[str]) -> Any:
-    """The communicator with which the job starts, or what stands for it where some ranks may be missing."""
-    if comm is None or config.start_within is None:
-        return comm
-    arrivals = config.participation.by_arrivals
-    return Roll(comm, config.start_within, connect(comm, config.lane_width, hosts, has_ulfm(comm), arrivals))
 
 
 def _board(comm: Any, hosts: list[str]) -> Noticeboard:
@@ -192,7 +188,18 @@ def _prepared(
         Patience.crowd = 1 / share
 
     def check() -> None:
-        _check_mpi(config, comm, hosts)
+        if config.clock == "wall" and comm is not None:
+            check_communicators(library(MPI.Get_library_version()), config.lane_width, hosts)
+        expected = "expected Open MPI 5 started with 'mpiexec --with-ft ulfm'"
+        for key, wanted, instead in (("fault_tolerance", "ulfm", "auto"), ("lost_clients", "rehost", "drop")):
+            if getattr(config, key) == wanted and not has_ulfm(comm):
+                why = f"this MPI does not tell of dead ranks; {expected}"
+                raise UsageError(f"{key} = '{wanted}': {why}; did you mean {key} = '{instead}'?")
+        if config.min_ranks is not None and config.min_ranks > size:
+            raise refusal("min_ranks", f"at most {size}, the ranks of this job", config.min_ranks, size)
+        if config.min_ranks is not None and config.min_ranks < size and not has_ulfm(comm):
+            why = f"this MPI ends a job of {size} ranks with the first of them"
+            raise UsageError(f"min_ranks = {config.min_ranks}: {why}; {expected}; remove it")
         torch.set_num_threads(count)
 
     def make(computing: Computing | None = request.computing) -> tuple[Job, Progress]:
@@ -210,30 +217,6 @@ def _prepared(
         return job, now
     decided = cast("Computing", tell(comm, job.task.computing))  # rank 0's: others may be other machines
     return (job, now) if decided == job.task.computing else make(decided)
-
-
-def _share(comm: Any, hosts: list[str]) -> float:
-    """How many cores' worth of its host this rank has; `hosts` [ranks] are those of all ranks."""
-    own = processors()
-    everyone = told(comm, json.dumps([list(own.cores), dict(own.quotas)]))
-    return shares([Processors(*json.loads(text)) for text in everyone], hosts)[0 if comm is None else comm.Get_rank()]
-
-
-def _check_mpi(config: Config, comm: Any, hosts: list[str]) -> None:
-    if config.clock == "wall" and comm is not None:
-        check_communicators(library(MPI.Get_library_version()), config.lane_width, hosts)
-    expected = "expected Open MPI 5 started with 'mpiexec --with-ft ulfm'"
-    keys = {"fault_tolerance": ("ulfm", "auto"), "lost_clients": ("rehost", "drop")}
-    for key, (wanted, instead) in keys.items():
-        if getattr(config, key) == wanted and not has_ulfm(comm):
-            why = f"this MPI does not tell of dead ranks; {expected}"
-            raise UsageError(f"{key} = '{wanted}': {why}; did you mean {key} = '{instead}'?")
-    size = 1 if comm is None else comm.Get_size()
-    if config.min_ranks is not None and config.min_ranks > size:
-        raise refusal("min_ranks", f"at most {size}, the ranks of this job", config.min_ranks, size)
-    if config.min_ranks is not None and config.min_ranks < size and not has_ulfm(comm):
-        why = f"this MPI ends a job of {size} ranks with the first of them"
-        raise UsageError(f"min_ranks = {config.min_ranks}: {why}; {expected}; remove it")
 
 
 def _in_step(

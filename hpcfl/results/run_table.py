@@ -25,7 +25,7 @@ from hpcfl.base.lazy import pandas, xarray
 from hpcfl.base.plugins import digests
 from hpcfl.config.presets import PICKED, flat
 from hpcfl.results.curves import DECILE, tenth, thirds, worst_decile
-from hpcfl.store.reading import tell
+from hpcfl.store.inside import tell
 
 FIRST = tuple(f"{section}.{pick.by}" for section, pick in PICKED.items())
 """Keys that labels begin with, where they differ: each picks the class of a section."""

@@ -36,7 +36,7 @@ from hpcfl.learning.loss import class_axis
 from hpcfl.learning.task import Task
 from hpcfl.mpi.devices import chosen
 from hpcfl.mpi.placement import Chunk, chunk_size, cut
-from hpcfl.store.reading import tell
+from hpcfl.store.inside import tell
 
 Array = npt.NDArray[Any]
 STORED = ("stored", "shared")

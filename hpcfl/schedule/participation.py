@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from itertools import pairwise
-from math import inf, isfinite
-from typing import Annotated, Any, ClassVar, Literal
+from math import inf
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from hpcfl.base.config import ConfigBase
+from hpcfl.base.config import ConfigBase, worded
 from hpcfl.base.errors import UsageError, check_within, no_meaning, refusal, toml
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats, Ints
@@ -23,34 +23,10 @@ ARRIVALS = (
 Deadline = float | Literal["adaptive"] | tuple[tuple[int, float], ...]
 
 
-def _counted(value: Any) -> Any:
-    several = isinstance(value, (list, tuple))
-    if all(isinstance(each, int) and not isinstance(each, bool) for each in (value if several else [value])):
-        return tuple(value) if several else value
-    raise ValueError("expected a number of clients or a list of ids")
-
-
-def _shaped(value: Any) -> Any:
-    if value is None or _is_number(value) or value == "adaptive":
-        return value
-    if isinstance(value, (list, tuple)) and all(_is_step(step) for step in value):
-        return tuple(tuple(step) for step in value)
-    raise ValueError("expected seconds, 'adaptive' or [[round, seconds], ...]")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _is_step(step: Any) -> bool:
-    pair = isinstance(step, (list, tuple)) and len(step) == 2 and all(map(_is_number, step))
-    return pair and isinstance(step[0], int) and isfinite(step[1])
-
-
 class Participation(ConfigBase):
     """Who is invited to a round, and when it closes: two independent choices."""
 
-    hold_out: Annotated[int | tuple[int, ...], BeforeValidator(_counted)] = 0
+    hold_out: Annotated[int | tuple[int, ...], worded("a number of clients or a list of ids")] = 0
     """Clients that are kept out of the run, to be its newcomers (`hpcfl adapt`): the last so many, or those whose ids
     are listed. They are never invited, and their accuracy during the run is not known; all that counts clients counts
     the others."""
@@ -70,7 +46,7 @@ class Participation(ConfigBase):
     most as many as are invited."""
     grace: float | None = Field(None, ge=0)
     """Seconds for which a round that has its quorum waits for more (``close = "quorum"`` only); by default 0."""
-    deadline: Annotated[Deadline | None, BeforeValidator(_shaped)] = None
+    deadline: Annotated[Deadline | None, worded("seconds, 'adaptive' or [[round, seconds], ...]")] = None
     """Seconds above 0 after which a round closes, fewer or more of them from some rounds on (``[[0, 1.0], [100,
     0.5]]``), or what past visits suggest (``adaptive``). With ``close = "deadline"`` it is 1.0 by default; beside
     ``first``, ``quorum`` and the `buffer` of ``arrivals`` it is an upper bound, by default none."""

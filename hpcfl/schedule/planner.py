@@ -343,8 +343,15 @@ def check(
     rules = speed.rules(participation)  # of a replay others
     if rules.by_arrivals:
         _check_arrivals(algorithm)
-    if rules.every_client:
-        _check_every_client(algorithm)
+    if rules.every_client:  # changes are scaled so that clients count alike
+        try:
+            weights = algorithm.mean_weights()
+        except UsageError:
+            does = "does more with what clients send than to take weighted means of their changes"
+            why = f"algorithm.name = '{algorithm.name}' {does}; did you mean algorithm.name = 'fedavg'?"
+            raise UsageError(f"participation.every_client = true: {why}") from None
+        if weights != "uniform":
+            raise refusal("algorithm.weights", "'uniform' with participation.every_client = true", weights, "'uniform'")
     method, model = f"algorithm.name = '{algorithm.name}'", f"speed.model = '{speed.model}'"
     when = f"doubling.when = '{doubling.when}'"
     if algorithm.invites_all(0) and speed.needs_end:
@@ -385,18 +392,6 @@ def _check_arrivals(algorithm: Method) -> None:
     if why:
         needs = f"algorithm.name = '{algorithm.name}' needs rounds: {why}"
         raise UsageError(f"participation.close = 'arrivals': {needs}; did you mean participation.close = 'all'?")
-
-
-def _check_every_client(algorithm: Method) -> None:
-    """Refuse a method whose clients would not count alike if their changes were scaled."""
-    try:
-        weights = algorithm.mean_weights()
-    except UsageError:
-        does = "does more with what clients send than to take weighted means of their changes"
-        why = f"algorithm.name = '{algorithm.name}' {does}; did you mean algorithm.name = 'fedavg'?"
-        raise UsageError(f"participation.every_client = true: {why}") from None
-    if weights != "uniform":
-        raise refusal("algorithm.weights", "'uniform' with participation.every_client = true", weights, "'uniform'")
 
 
 MOST_FRUITLESS = 100_000

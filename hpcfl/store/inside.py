@@ -6,6 +6,7 @@ groups in a circle: what walks through it, or reads it, comes to an end.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import h5py
 
-from hpcfl.base.errors import UsageError
+from hpcfl.base.errors import LINE, UsageError, cut
 from hpcfl.store.atomic import SMALL, check_regular
 
 MAPPED = re.compile(r"metrics/segment-\d+\.h5")
@@ -31,6 +32,16 @@ RUN = "run_id"
 DEEPEST = 5
 """Names on the way to a dataset, at most."""
 _known: set[tuple[str, int, int, int]] = set()  # files, as they are, that keep to themselves
+told: set[str] = set()
+_log = logging.getLogger(__name__)
+
+
+def tell(line: str) -> None:
+    """Warn of damage, of each once in a process."""
+    line = cut(line, LINE)
+    if line not in told:
+        told.add(line)
+        _log.warning("hpcfl: %s", line)
 
 
 def check_folder(run_dir: Path) -> None:

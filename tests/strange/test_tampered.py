@@ -428,7 +428,7 @@ def test_of_a_tampered_run_one_line_is_said(name: str, place: Path, played: Path
     before = content(place / "decoy"), content(place / "runs" / "well")
 
     def carried_out(words: list[str]) -> str:
-        reading._told.clear()
+        inside.told.clear()
         code = main(words)
         out, err = capsys.readouterr()
         assert code in (0, 1, 2), words
