@@ -119,8 +119,7 @@ def lines(
 
 def seconds(runs: Sequence[Recorded]) -> str:
     """Return what the runs' seconds are: real by the wall clock, else simulated."""
-    clocks = {run.keys.get("clock", "simulated") for run in runs}
-    return " or ".join(sorted(clocks)) + " seconds"
+    return " or ".join(sorted({run.keys.get("clock", "simulated") for run in runs})) + " seconds"
 
 
 def draw(drawn: Sequence[Line], what: str, time: str, width: Width = "page", log_time: bool = False) -> Figure:

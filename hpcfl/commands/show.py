@@ -145,7 +145,13 @@ def summary(path: Path) -> dict[str, Any]:
     if "cohort" not in data:
         return row
     known = {key: how(data) for key, (_, how) in FIGURES.items() if how is not None}
-    return row | known | _happened(folder) | {"state_sha256": _state(folder)}
+    newest = None
+    try:
+        newest = store.latest(folder)
+    except RunError as error:  # the other figures are there all the same
+        say(str(error))
+    state = digest(store.load(newest, personal=False).shared) if newest else None
+    return row | known | _happened(folder) | {"state_sha256": state}
 
 
 def _happened(folder: Path) -> dict[str, Any]:
@@ -160,15 +166,6 @@ def _happened(folder: Path) -> dict[str, Any]:
             lost.pop(event["client"], None)
     warnings = {event["kind"]: event["text"] for event in reversed(events) if event["kind"] in WARNINGS}
     return {"lost": sorted(lost.items()), "rehosted": sorted(rehosted.items()), "warnings": warnings}
-
-
-def _state(folder: Path) -> str | None:
-    try:
-        newest = store.latest(folder)
-    except RunError as error:  # the other figures are there all the same
-        say(str(error))
-        return None
-    return digest(store.load(newest, personal=False).shared) if newest else None
 
 
 def table(rows: Sequence[Mapping[str, Any]], each: bool = False, width: int | None = None) -> list[Any]:
@@ -190,7 +187,12 @@ def table(rows: Sequence[Mapping[str, Any]], each: bool = False, width: int | No
     if width is None or width_of(whole) <= width:
         return [whole]
     for count in range(len(lines), 0, -1):
-        parts = [_turned(lines[start : start + count]) for start in range(0, len(lines), count)]
+        parts = []
+        for some in (lines[start : start + count] for start in range(0, len(lines), count)):
+            columns = (Column(line["run"], justify="right", overflow="fold", max_width=WRAP) for line in some)
+            parts.append(Table("run", *columns))
+            for heading in list(some[0])[1:]:
+                parts[-1].add_row(heading, *(line[heading] for line in some))
         if all(width_of(part) <= width for part in parts):
             break
     return parts
@@ -211,14 +213,6 @@ def _cells(group: Group, rows: Rows, everyone: Rows, clocks: set[str], seeds: bo
         if key == "client_accuracy":
             for name in dict.fromkeys(name for row in everyone for name in row["metrics"]):
                 yield name, _cell(name, [row["metrics"].get(name) for row in rows])
-
-
-def _turned(lines: Sequence[Mapping[str, str]]) -> Any:
-    columns = (Column(line["run"], justify="right", overflow="fold", max_width=WRAP) for line in lines)
-    shown = Table("run", *columns)
-    for heading in list(lines[0])[1:]:
-        shown.add_row(heading, *(line[heading] for line in lines))
-    return shown
 
 
 def remarks(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

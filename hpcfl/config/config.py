@@ -416,7 +416,12 @@ def load(
     tables = [
         dict(each) if isinstance(each, Mapping) else _read(str(presets.overlay_file(str(each)))) for each in several
     ]
-    below = _table(what)
+    if isinstance(what, Config):  # what it was given, not what is the default
+        below = what.model_dump(mode="json", exclude_unset=True)
+        for section, name in what.picked.items():
+            below[section][PICKED[section].by] = name
+    else:
+        below = dict(what) if isinstance(what, Mapping) else _read(str(what))
     names = ["" if isinstance(each, Mapping) else f"{each}: " for each in several]
     sources = {key: name for name, table in zip(names, tables) for key, _ in presets.flat(table)}
     sources |= {key: "" for key, _, _ in presets.assignments(settings)}
@@ -431,16 +436,6 @@ def load(
         name = f"{what}: " if isinstance(what, str | Path) else ""
         say(f"{name}dropped {'; '.join(dropped)}")
     return loaded
-
-
-def _table(what: ConfigLike) -> Table:
-    """Return a config as a nested table; of a `Config` what it was given, not what is the default."""
-    if isinstance(what, Config):
-        given = what.model_dump(mode="json", exclude_unset=True)
-        for section, name in what.picked.items():
-            given[section][PICKED[section].by] = name
-        return given
-    return dict(what) if isinstance(what, Mapping) else _read(str(what))
 
 
 def _read(name: str) -> Table:

@@ -211,8 +211,7 @@ class Recorder:
     def _fates(self, plan: Plan, record: Record) -> Ints:
         """Return what became of each client's last visit in the round, int64 [clients]; -1: it was at none."""
         fates: Ints = np.full(self.job.config.clients, -1)
-        last = plan.round + 1 == self.job.config.rounds
-        fates[plan.at_work] = Fate.CANCELLED if last else Fate.UNDER_WAY
+        fates[plan.at_work] = Fate.CANCELLED if plan.round + 1 == self.job.config.rounds else Fate.UNDER_WAY
         short = plan.depth > 1
         if plan.steps is not None:
             short |= plan.steps < self.job.planner.visit_steps[0][plan.cohort]

@@ -174,8 +174,7 @@ def _try_server(job: Job, now: Progress, visits: Visits, sent: Iterable[Message]
     if name := _apart(state.shared, again.shared, _within(job)):
         border.refuse(f"the server's step gave other numbers for '{name}' when asked the same again: {ELSEWHERE}")
     personal = {name: value[None] for name, value in method.init_client(task, int(visits.clients[0])).items()}
-    test = Visits.for_test(1, visits.clients)
-    params = method.model(task, state.shared, personal, test)
+    params = method.model(task, state.shared, personal, Visits.for_test(1, visits.clients))
     if not isinstance(params, Mapping):
         border.refuse(f"model returned {kind(params)}, expected the model's tensors, {{name: [c, …]}}")
     wanted = like({name: value[None] for name, value in task.initial(int(visits.clients[0])).items()})

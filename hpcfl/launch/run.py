@@ -39,9 +39,8 @@ from hpcfl.engine.recorded_columns import columns
 from hpcfl.engine.rounds import Rounds
 from hpcfl.engine.simulated import Simulated
 from hpcfl.engine.trial import tried
-from hpcfl.launch.alike import builds, check_builds, check_code, other_code, package_digest
+from hpcfl.launch import host
 from hpcfl.launch.failure import ERROR_FILE, GIVE_UP_SECONDS, fail, noted, raise_together
-from hpcfl.launch.host import fixed_arithmetic, other_device, placed, read_once
 from hpcfl.launch.request import RunRequest
 from hpcfl.mpi.channel import connect
 from hpcfl.mpi.collective import Collective
@@ -75,11 +74,11 @@ def launch(
     """
     request = None
     try:
-        found = builds(comm)
+        found = host.builds(comm)
         serves = comm is None or comm.Get_rank() == 0
 
         def decided() -> RunRequest | None:
-            mixed = check_builds(found, allow_mixed)
+            mixed = host.check_builds(found, allow_mixed)
             made = decide()
             return made and made.model_copy(update={"mixed": mixed})
 
@@ -130,11 +129,11 @@ def carry_out(request: RunRequest, comm: Any) -> None:
         ranks = Roll(comm, config.start_within, lanes)
     with _without_absent(request, ranks):
         board = _board(ranks, hosts) if config.clock == "wall" else None
-        device, devices = placed(config, ranks, hosts)
-    with fixed_arithmetic(config.reproducible and device != "cpu"):
+        device, devices = host.placed(config, ranks, hosts)
+    with host.fixed_arithmetic(config.reproducible and device != "cpu"):
         with _without_absent(request, ranks), watched(Moves(), config.patience, rank, len(hosts)):
             job, now = _prepared(config, request, ranks, hosts, device, count, share)
-            check_code(config, ranks)
+            host.check_code(config, ranks)
             where = {"hosts": hosts, "devices": devices, "threads": counts}
             opened = partial(_open, request, processes, where, job, now, ranks)
             raise_together(ranks, opened if rank == 0 else lambda: None)
@@ -159,8 +158,7 @@ def _board(comm: Any, hosts: list[str]) -> Noticeboard:
         return Noticeboard()
     first = hosts.index(hosts[comm.Get_rank()])
     own = Noticeboard.offered() if comm.Get_rank() == first else None
-    words = names(comm, own.words if own else "")[first]
-    return own or Noticeboard.found(words)
+    return own or Noticeboard.found(names(comm, own.words if own else "")[first])
 
 
 @contextmanager
@@ -211,7 +209,7 @@ def _prepared(
             say(f"threads = {count}: torch was loaded before, and keeps {torch.get_num_threads()}")
         return job, begin(job, rank, request.checkpoint)
 
-    with read_once(config, request.data_dir, comm, hosts, check) as federation:
+    with host.read_once(config, request.data_dir, comm, hosts, check) as federation:
         job, now = raise_together(comm, make)
     if comm is None:
         return job, now
@@ -329,7 +327,19 @@ def _open(
         check_there(job.config.min_ranks, len(processes), absent, ranks.seconds)
     folder = request.folder
     if request.new:
-        attributes = _attributes(request, where, job)
+        facts = {
+            **where,
+            "code": job.config.code or None,
+            "computing": {"how": job.task.computing, "why": job.task.why},
+            "samples": about_samples(job.task.federation),
+            "tensors": about_model(job.task),
+            "files": job.config.files or None,
+            "versions": versions(),
+        }
+        attributes = {name: json.dumps(value) for name, value in facts.items() if value is not None}
+        attributes |= {"config": request.config, "data_dir": str(request.data_dir or ""), "chunk": str(job.chunk)}
+        attributes |= {"git_commit": git_commit(), "package_sha256": host.package_digest()}
+        attributes |= {"mixed": request.mixed} if request.mixed else {}
         with _writable(folder):
             folder.mkdir(parents=True, exist_ok=True)
             store.take(folder, request.force)
@@ -339,7 +349,7 @@ def _open(
         if changed := _changed(held, request, job.config.code):
             with _writable(folder):
                 store.rebuild(folder, changed)
-        if other := other_device(held, where["devices"]):
+        if other := host.other_device(held, where["devices"]):
             say(f"'{folder}' {other}")
     if line := plugins.run_here(job.config.code):
         say(f"'{folder}': {line}")
@@ -349,23 +359,6 @@ def _open(
         mark.touch()
         stopping.withdraw(folder)  # before the status: from then on requests are for this start
         store.write_status(folder, "running", ranks=[f"process {number} on {host}" for host, number in processes])
-
-
-def _attributes(request: RunRequest, where: Mapping[str, Any], job: Job) -> dict[str, str]:
-    """What a new run records of itself, beside what it knows of its clients."""
-    facts = {
-        **where,
-        "code": job.config.code or None,
-        "computing": {"how": job.task.computing, "why": job.task.why},
-        "samples": about_samples(job.task.federation),
-        "tensors": about_model(job.task),
-        "files": job.config.files or None,
-        "versions": versions(),
-    }
-    attributes = {name: json.dumps(value) for name, value in facts.items() if value is not None}
-    attributes |= {"config": request.config, "data_dir": str(request.data_dir or ""), "chunk": str(job.chunk)}
-    attributes |= {"git_commit": git_commit(), "package_sha256": package_digest()}
-    return attributes | ({"mixed": request.mixed} if request.mixed else {})
 
 
 @contextmanager
@@ -385,7 +378,7 @@ def _changed(held: dict[str, Any], request: RunRequest, code: dict[str, dict[str
         changes.append({"key": "rounds", "from": before, "to": after})
         attributes["config"] = request.config
     recorded = json.loads(held.get("code", "{}"))
-    if line := other_code(code, recorded, "this process", "the run"):
+    if line := host.other_code(code, recorded, "this process", "the run"):
         if not request.force:
             raise UsageError(line)
         changes.append({"key": "code", "from": recorded, "to": code})

@@ -83,8 +83,7 @@ def has_any(data: xarray.Dataset, metric: str = ACCURACY) -> bool:
 
 def recorded_metrics(data: xarray.Dataset) -> list[str]:
     """The names of what a run's tests measure, the loss last."""
-    names = [str(name) for name in data.data_vars if f"client_{name}" in data]
-    return sorted(names, key="test_loss".__eq__)
+    return sorted((str(name) for name in data.data_vars if f"client_{name}" in data), key="test_loss".__eq__)
 
 
 def worst_decile(accuracy: xarray.DataArray) -> xarray.DataArray:

@@ -270,7 +270,14 @@ def open_sweep(folder: Path | str) -> xarray.Dataset:
     """
     folders = list(run_folders([Path(folder)]))
     configs = [dict(flat(recorded(store.run_attributes(each)["config"]))) for each in folders]
-    keys = [*_telling(configs), "seed"]
+    known = dict.fromkeys(key for config in configs for key in config if key != "seed")
+    telling, kinds = list[str](), 1  # the fewest keys that tell all configs apart, and how many they tell apart
+    for key in sorted(known, key=lambda key: (key not in FIRST, "." not in key)):  # names of classes, then sections
+        told = {json.dumps([config.get(each) for each in (*telling, key)]) for config in configs}
+        if len(told) > kinds:
+            telling.append(key)
+            kinds = len(told)
+    keys = [*telling, "seed"]
     places = [tuple(config.get(key) for key in keys) for config in configs]
     for number, place in enumerate(places):
         if place in places[:number]:
@@ -286,16 +293,3 @@ def open_sweep(folder: Path | str) -> xarray.Dataset:
     how: dict[str, Any] = {"join": "outer", "coords": "different", "compat": "equals", "data_vars": "all"}
     whole = xarray.concat(parts, pandas.RangeIndex(len(parts), name="run"), combine_attrs="drop_conflicts", **how)
     return whole.assign_coords(xarray.Coordinates.from_pandas_multiindex(index, "run")).unstack("run")
-
-
-def _telling(configs: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the fewest keys that tell all configs apart, but for the seed: names of classes first, then sections."""
-    known = dict.fromkeys(key for config in configs for key in config if key != "seed")
-    chosen: list[str] = []
-    kinds = 1  # that the chosen keys tell apart
-    for key in sorted(known, key=lambda key: (key not in FIRST, "." not in key)):
-        told = {json.dumps([config.get(each) for each in (*chosen, key)]) for config in configs}
-        if len(told) > kinds:
-            chosen.append(key)
-            kinds = len(told)
-    return chosen

@@ -307,5 +307,4 @@ class Participation(ConfigBase):
         members = self.taking_part(clients)
         if self.invite == "all":
             return members
-        rng = keyed(seed, "cohort", round, step=attempt)
-        return np.sort(rng.choice(members, self.invited(clients), replace=False))
+        return np.sort(keyed(seed, "cohort", round, step=attempt).choice(members, self.invited(clients), replace=False))

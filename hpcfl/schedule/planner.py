@@ -337,7 +337,16 @@ def check(
     doubling.check(participation)
     speed.check(participation, clock)
     speed.covers(rounds, clients)
-    _check_parts(participation, algorithm)
+    partial, method = f"participation.partial = '{participation.partial}'", f"algorithm.name = '{algorithm.name}'"
+    expected = "expected 'auto' or 'discard'; did you mean 'auto'?"
+    if participation.by_steps and not algorithm.visit_steps(1)[1]:
+        raise UsageError(f"{partial}: visits of {method} cannot be cut short after a step: {expected}")
+    if participation.partial == "layers" and not (algorithm.layerwise or algorithm.splits_last):
+        why = "does not send its layers one by one (fedavg does with algorithm.epochs = 0, steps above 0 and sgd)"
+        raise UsageError(f"{partial}: {method} {why}: {expected}")
+    participation.check_only_for("participation.", "partial", {"snapshot": "steps"})
+    if participation.snapshot and not algorithm.snapshots:
+        raise no_meaning("participation.snapshot", participation.snapshot, f"{method}, which learns in several phases")
     if not speed.replays:  # which obeys its own rules
         participation.check_effect(algorithm.layerwise, clock == "simulated")
     rules = speed.rules(participation)  # of a replay others
@@ -348,12 +357,11 @@ def check(
             weights = algorithm.mean_weights()
         except UsageError:
             does = "does more with what clients send than to take weighted means of their changes"
-            why = f"algorithm.name = '{algorithm.name}' {does}; did you mean algorithm.name = 'fedavg'?"
+            why = f"{method} {does}; did you mean algorithm.name = 'fedavg'?"
             raise UsageError(f"participation.every_client = true: {why}") from None
         if weights != "uniform":
             raise refusal("algorithm.weights", "'uniform' with participation.every_client = true", weights, "'uniform'")
-    method, model = f"algorithm.name = '{algorithm.name}'", f"speed.model = '{speed.model}'"
-    when = f"doubling.when = '{doubling.when}'"
+    model, when = f"speed.model = '{speed.model}'", f"doubling.when = '{doubling.when}'"
     if algorithm.invites_all(0) and speed.needs_end:
         why = f"begins with a round that waits for everybody, but the times of {model} follow from the deadline"
         raise UsageError(f"{method} {why}; did you mean speed.model = 'exponential'?")
@@ -363,21 +371,6 @@ def check(
     if doubling.when == "theory" and not speed.known("wall"):
         why = f"needs to know how long the first n visits take, which {model} does not tell"
         raise UsageError(f"{when} {why}; did you mean doubling.when = 'plateau'?")
-
-
-def _check_parts(participation: Participation, algorithm: Method) -> None:
-    """Refuse partial work of a kind that the method does not do, and snapshots that nobody could take or use."""
-    partial, method = f"participation.partial = '{participation.partial}'", f"algorithm.name = '{algorithm.name}'"
-    expected = "expected 'auto' or 'discard'; did you mean 'auto'?"
-    if participation.by_steps and not algorithm.visit_steps(1)[1]:
-        raise UsageError(f"{partial}: visits of {method} cannot be cut short after a step: {expected}")
-    if participation.partial == "layers" and not (algorithm.layerwise or algorithm.splits_last):
-        why = "does not send its layers one by one (fedavg does with algorithm.epochs = 0, steps above 0 and sgd)"
-        raise UsageError(f"{partial}: {method} {why}: {expected}")
-    if participation.snapshot and not participation.by_steps:
-        raise no_meaning("participation.snapshot", participation.snapshot, partial, "participation.partial = 'steps'")
-    if participation.snapshot and not algorithm.snapshots:
-        raise no_meaning("participation.snapshot", participation.snapshot, f"{method}, which learns in several phases")
 
 
 def _check_arrivals(algorithm: Method) -> None:

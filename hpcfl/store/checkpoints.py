@@ -167,7 +167,15 @@ def publish(
         with suppress(RunError), _opened(each / SERVER) as file:
             scores[number] = float(file.attrs["score"])
     stay = {*known} if kept is None else {*kept(scores)}
-    entries = {_rank_file(rank): _noted(folder, rank) for rank in ranks}
+    entries = dict[str, Any]()
+    for name in map(_rank_file, ranks):
+        note, pause = (folder / name).with_suffix(".json"), _LEAST_PAUSE
+        while not note.exists():
+            time.sleep(pause)
+            pause = min(1.5 * pause, _MOST_PAUSE)
+            os.utime(folder)  # a network file system may remember for a minute that a file is not there
+        entries[name] = json.loads(note.read_text(encoding="utf-8"))
+        note.unlink()
     (folder / BESIDE).write_text(json.dumps(sorted(stay & known.keys())))
     sync(folder / BESIDE)
     entries |= {name: manifest.entry(folder / name) for name in (SERVER, BESIDE)}
@@ -221,18 +229,6 @@ def lacking(path: Path) -> list[str]:
 
 def _rank_file(rank: int) -> str:
     return f"rank-{rank:04d}.h5"
-
-
-def _noted(folder: Path, rank: int) -> Any:
-    """Wait for the note of a rank, then take it away and return what it says."""
-    note, pause = (folder / _rank_file(rank)).with_suffix(".json"), _LEAST_PAUSE
-    while not note.exists():
-        time.sleep(pause)
-        pause = min(1.5 * pause, _MOST_PAUSE)
-        os.utime(folder)  # a network file system may remember for a minute that a file is not there
-    content = json.loads(note.read_text(encoding="utf-8"))
-    note.unlink()
-    return content
 
 
 def _remove(path: Path) -> None:

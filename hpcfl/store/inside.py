@@ -51,7 +51,7 @@ def check_folder(run_dir: Path) -> None:
 
 
 def links(run_dir: Path) -> list[str]:
-    """Return which parts of a run are links, by their paths in the folder; ``code`` may be one, see `base.trusted`."""
+    """Return which parts of a run are links, by their paths in the folder; ``code`` may be one, see `base.loaded`."""
     found = (entry.path for folder in FOLDERS for entry in _entries(run_dir / folder) if entry.is_symlink())
     return sorted({os.path.relpath(path, run_dir) for path in found} - {"code"})
 

@@ -237,7 +237,7 @@ def is_closed(path: Path) -> bool:
 
 
 @contextmanager
-def _segment(path: Path) -> Iterator[tuple[Any, growing_file.Layout | None]]:
+def opened_segment(path: Path) -> Iterator[tuple[Any, growing_file.Layout | None]]:
     """Open a segment: its bytes and their layout, or the HDF5 file that it is once it is sealed.
 
     `DamagedError` where it cannot be read, OSError where it cannot be opened.
@@ -265,7 +265,7 @@ def _segment(path: Path) -> Iterator[tuple[Any, growing_file.Layout | None]]:
 def read_part(path: Path, with_data: bool = False) -> Part:
     """Read what a segment holds, and its acknowledged rows if wanted."""
     try:
-        with _segment(path) as (file, layout):
+        with opened_segment(path) as (file, layout):
             if layout is None:
                 return _closed_part(path, file, with_data)
             found = growing_file.survey(file, layout.rows)
@@ -318,7 +318,7 @@ def _closed_part(path: Path, file: h5py.File, with_data: bool) -> Part:
 
 def read_events(path: Path) -> Array:
     """The events of a segment; a line tells of those that are lost."""
-    with suppress(Exception), _segment(path) as (file, layout):
+    with suppress(Exception), opened_segment(path) as (file, layout):
         if layout is None:
             events: Array = file["log/events"][:]
             if events.dtype == growing_file.EVENT:

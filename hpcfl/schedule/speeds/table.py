@@ -71,7 +71,7 @@ class Table(Speed):
         return f"speed.file: {path}: " + (f"row {row}" if path.suffix in HDF5 else f"line {row + 2}")
 
     @property
-    def needs_end(self) -> bool:
+    def needs_end(self) -> bool:  # type: ignore[override]
         return "depth" in self.columns
 
     @cached_property

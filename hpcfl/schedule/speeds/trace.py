@@ -113,11 +113,11 @@ class Trace(Speed):
         return Tape.read(self.run)
 
     @property
-    def chunk(self) -> int | None:
+    def chunk(self) -> int | None:  # type: ignore[override]
         return self.tape.chunk
 
     @property
-    def computing(self) -> Computing | None:
+    def computing(self) -> Computing | None:  # type: ignore[override]
         return self.tape.computing
 
     def check(self, participation: Participation, clock: str = "simulated") -> None:

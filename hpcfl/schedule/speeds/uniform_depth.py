@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -49,14 +49,11 @@ class UniformDepth(Speed):
     complete: bool = True
     """A straggler may finish: depth 1 is one of the outcomes."""
 
-    @property
-    def needs_end(self) -> bool:
-        return True
-
     late: Literal["pace", "rounds"] = "pace"
     """How long a straggler's whole visit takes. ``pace``: by the share of its work that it has done at the deadline.
     ``rounds``: one that stopped at layer l reports every 2l-th deadline, as SALF's AsyncFL does (only with
     ``close = "arrivals"``)."""
+    needs_end: ClassVar[bool] = True
 
     def check(self, participation: Participation, clock: str = "simulated") -> None:
         if self.late == "rounds" and not participation.by_arrivals:
@@ -116,8 +113,7 @@ class UniformDepth(Speed):
 
     def _cumulative(self, layers: int) -> Floats:
         low, high = self._range(layers)
-        levels = np.arange(1, layers + 1)
-        return np.clip(levels - low + 1, 0, None) / (high - low + 1)
+        return np.clip(np.arange(1, layers + 1) - low + 1, 0, None) / (high - low + 1)
 
     def _count(self, attempt: Attempt) -> int:
         return round(self.stragglers * len(attempt.cohort))
