@@ -19,7 +19,7 @@ from hpcfl.config import Config
 from hpcfl.data import Federation, Header
 from hpcfl.data.base import Range
 from hpcfl.engine.job import Job
-from hpcfl.engine.recorded_columns import columns
+from hpcfl.engine.record import columns
 from hpcfl.engine.trial import tried
 from hpcfl.learning.config import METRICS
 from hpcfl.mpi.devices import described

@@ -19,7 +19,7 @@ from hpcfl.data.formats.hdf5_file import dataset, opened
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.plan import Attempt
 from hpcfl.schedule.speeds.base import Speed
-from hpcfl.schedule.speeds.uniform_depth import check_end, reaching, seconds_at
+from hpcfl.schedule.speeds.drawn import check_end, reaching, seconds_at
 
 KINDS = ("client", "seconds"), ("round", "client", "seconds"), ("round", "client", "depth")
 HDF5 = (".h5", ".hdf5")
