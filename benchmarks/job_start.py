@@ -98,7 +98,7 @@ def on_a_rank(kind: str, began: float, data_dir: str, settings: Sequence[str]) -
     from hpcfl.realtime import start
 
     comm = MPI.COMM_WORLD
-    read_once, lead, serve = host.read_once, start.lead, start.serve  # type: ignore[attr-defined]
+    read_once, lead, serve = host.read_once, start.lead, start.serve
     own: dict[str, float] = {}
 
     @contextmanager
@@ -126,7 +126,8 @@ def on_a_rank(kind: str, began: float, data_dir: str, settings: Sequence[str]) -
         return serve(*args)
 
     said: list[str] = []
-    replaced: list[tuple[Any, str, Any]] = [(host, "read_once", counted), (start, "lead", led), (start, "serve", served)]
+    replaced: list[tuple[Any, str, Any]] = [(host, "read_once", counted)]
+    replaced += [(start, "lead", led), (start, "serve", served)]
     for module, name, function in replaced:
         setattr(module, name, function)
     with tempfile.TemporaryDirectory() as folder:

@@ -16,8 +16,7 @@ from hpcfl import store
 from hpcfl.base.console import width_of
 from hpcfl.base.errors import RunError, UserError
 from hpcfl.base.terminal import say
-from hpcfl.results.curves import ACCURACY, recorded_metrics
-from hpcfl.results.run_table import Group, Recorded, groups, last_figures
+from hpcfl.results.run_table import ACCURACY, Group, Recorded, groups, last_figures, recorded_metrics
 from hpcfl.store.inside import one_line
 from hpcfl.sums.guard import WARNINGS
 

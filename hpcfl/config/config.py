@@ -46,9 +46,8 @@ from hpcfl.schedule import planner
 from hpcfl.schedule.cadence import Checkpoints, Evaluate
 from hpcfl.schedule.doubling import Doubling
 from hpcfl.schedule.oracle import Oracle
-from hpcfl.schedule.participation import Participation
+from hpcfl.schedule.participation import Participation, Staleness
 from hpcfl.schedule.speeds import Speed
-from hpcfl.schedule.staleness import Staleness
 from hpcfl.sums.guard import Guard
 
 Count = Annotated[int, Field(ge=1)]

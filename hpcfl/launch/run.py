@@ -33,8 +33,7 @@ from hpcfl.engine.hangs import Moves, watched
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.loop import run
 from hpcfl.engine.profile import Phases, gathered, report
-from hpcfl.engine.progress import Reporter
-from hpcfl.engine.record import Recorder, about_clients, about_model, columns
+from hpcfl.engine.record import Recorder, Reporter, about_clients, about_model, columns
 from hpcfl.engine.rounds import Rounds
 from hpcfl.engine.simulated import Simulated
 from hpcfl.engine.trial import tried

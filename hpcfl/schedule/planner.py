@@ -27,10 +27,9 @@ from hpcfl.base.errors import RunError, UsageError, listed, no_meaning, refusal
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats, Ints
 from hpcfl.schedule.doubling import Doubling, Stage, Theory, entered, stages, wanted
-from hpcfl.schedule.participation import Participation
+from hpcfl.schedule.participation import Participation, Staleness
 from hpcfl.schedule.plan import Arrivals, Attempt, Fate, Plan
 from hpcfl.schedule.speeds.base import CLOSE, Speed
-from hpcfl.schedule.staleness import Staleness
 
 MOST_ATTEMPTS = 1000
 """After so many void attempts at one round it is given up."""

@@ -505,7 +505,7 @@ def test_a_bar_moves_the_cursor_and_its_words_do_not(tmp_path: Path) -> None:
 
     code = (
         "import sys; from hpcfl.base import terminal; terminal.install()\n"
-        "from hpcfl.engine.progress import Reporter\n"
+        "from hpcfl.engine.record import Reporter\n"
         f"report = Reporter(2, 0, 'simulated'); report.warn('odd', {TITLE!r}); print({TITLE!r}, file=sys.stderr)\n"
         "report.close(); print('done' + chr(27))"
     )

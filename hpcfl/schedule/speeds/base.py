@@ -16,9 +16,8 @@ from pydantic import BeforeValidator, Field
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Computing, Floats, Ints
-from hpcfl.schedule.participation import Participation
+from hpcfl.schedule.participation import Participation, Staleness
 from hpcfl.schedule.plan import Attempt, Plan
-from hpcfl.schedule.staleness import Staleness
 
 DRAWS = 1000
 NO_ATTEMPT = 2**31 - 1
