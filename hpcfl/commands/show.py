@@ -149,22 +149,17 @@ def summary(path: Path) -> dict[str, Any]:
         newest = store.latest(folder)
     except RunError as error:  # the other figures are there all the same
         say(str(error))
-    state = digest(store.load(newest, personal=False).shared) if newest else None
-    return row | known | _happened(folder) | {"state_sha256": state}
-
-
-def _happened(folder: Path) -> dict[str, Any]:
-    """Which clients were lost for good, which went on at other ranks, and what the guard said."""
-    events = store.events(folder)
-    lost, rehosted = dict[int, str](), dict[int, str]()
+    known["state_sha256"] = digest(store.load(newest, personal=False).shared) if newest else None
+    events, lost, rehosted = store.events(folder), dict[int, str](), dict[int, str]()
     for event in events:
         if event["kind"] == "lost":
             lost[event["client"]] = event["text"]
         elif event["kind"] == "rehosted":
             rehosted[event["client"]] = event["text"]
-            lost.pop(event["client"], None)
+            lost.pop(event["client"], None)  # it is not lost for good
     warnings = {event["kind"]: event["text"] for event in reversed(events) if event["kind"] in WARNINGS}
-    return {"lost": sorted(lost.items()), "rehosted": sorted(rehosted.items()), "warnings": warnings}
+    known |= {"lost": sorted(lost.items()), "rehosted": sorted(rehosted.items()), "warnings": warnings}
+    return row | known
 
 
 def table(rows: Sequence[Mapping[str, Any]], each: bool = False, width: int | None = None) -> list[Any]:

@@ -280,11 +280,11 @@ def _run_rounds(
     job: Job, request: RunRequest, rounds: Rounds, now: Progress, processes: Processes, rank: int, stop: stopping.Stop
 ) -> Stopped | None:
     """Run the rounds that are left, recorded by the server; return why not all of them, if so."""
-    recorder = stopped = None
+    recorder, stopped, folder = None, None, request.folder
     if rounds.serves:
         reporter = Reporter(job.config.rounds, now.round, job.config.clock, request.quiet)
-        recorder = Recorder(request.folder, job, len(processes), now.round, reporter)
-    saver = Saver(job, rounds, request.folder, rank, processes[0][1], now.round, recorder)
+        recorder = Recorder(folder, job, len(processes), now.round, reporter)
+    saver = Saver(job, rounds, folder, rank, processes[0][1], now.round, recorder)
     try:
         run(job, rounds, recorder, now, stop, saver)
     except Stopped as early:
@@ -294,14 +294,9 @@ def _run_rounds(
         raise
     saver.finish()
     rounds.phases.end()
-    if recorder is not None:
-        recorder.close()
-        _write_end(request.folder, stopped)
-    return stopped
-
-
-def _write_end(folder: Path, stopped: Stopped | None) -> None:
-    """Write down, and say, how the rounds ended."""
+    if recorder is None:
+        return stopped
+    recorder.close()
     stopping.withdraw(folder)
     store.seal(folder)  # before the status: whoever reads it finds all rows, and somebody may go on with the run
     if stopped is None:
@@ -313,6 +308,7 @@ def _write_end(folder: Path, stopped: Stopped | None) -> None:
         store.write_status(folder, "stopped", stopped.reason)
         print(f"stopped after round {stopped.round} ({stopped.reason}); hpcfl resume {folder} goes on", flush=True)
     store.release(folder)  # now: a process that waits for the status need not wait for the last rank to leave
+    return stopped
 
 
 def _open(

@@ -111,7 +111,17 @@ class Participation(ConfigBase):
 
     def check(self, clients: int) -> None:
         """Raise UsageError where a number does not fit the number of clients."""
-        self._check_held_out(clients)
+        key, ids = "participation.hold_out", self.hold_out if isinstance(self.hold_out, tuple) else ()
+        if isinstance(self.hold_out, int):
+            check_within(key, self.hold_out, 0, clients - 1)
+        for number, client in enumerate(ids):
+            if not 0 <= client < clients:
+                raise refusal(key, f"ids 0 … {clients - 1}", client, min(max(client, 0), clients - 1))
+            if client in ids[:number]:
+                raise UsageError(f"{key}: expected each id once, got {client} twice")
+        if self._held == clients:
+            most = f"at most {clients - 1} ids, so that somebody takes part"
+            raise UsageError(f"{key}: expected {most}, got {clients}")
         invited = self.invited(clients)
         self.check_only_for("participation.", "invite", {"size": "uniform"})
         keys = "first", "quorum", "grace", *ARRIVALS
@@ -122,23 +132,22 @@ class Participation(ConfigBase):
                 if value is None:
                     raise UsageError(f"participation.{key}: {choice} = '{word}' needs it")
                 check_within(f"participation.{key}", value, 1, largest)
-        self._check_deadline()
+        deadline = self.deadline if isinstance(self.deadline, tuple | float) else ((0, 1.0),)
+        steps = deadline if isinstance(deadline, tuple) else ((0, deadline),)
+        rounds = [start for start, _ in steps]
+        if rounds[:1] != [0]:
+            got = f"got one from round {rounds[0]}" if rounds else "got none"
+            raise UsageError(f"participation.deadline: expected a first entry [0, seconds], {got}")
+        for before, after in pairwise(rounds):
+            if after <= before:
+                raise UsageError(f"participation.deadline: expected ascending rounds, got {after} after {before}")
+        for start, seconds in steps:
+            if seconds <= 0:
+                where = f" from round {start} on" if len(steps) > 1 else ""
+                raise UsageError(f"participation.deadline: expected seconds above 0, got {seconds}{where}")
         if self.by_arrivals:
             self._check_arrivals(clients - self._held, self.at_work(clients))
         check_within("participation.min_clients", self.min_clients, 0, self.enough or invited)
-
-    def _check_held_out(self, clients: int) -> None:
-        key, held = "participation.hold_out", self.hold_out
-        if isinstance(held, int):
-            check_within(key, held, 0, clients - 1)
-            return
-        for number, client in enumerate(held):
-            if not 0 <= client < clients:
-                raise refusal(key, f"ids 0 … {clients - 1}", client, min(max(client, 0), clients - 1))
-            if client in held[:number]:
-                raise UsageError(f"{key}: expected each id once, got {client} twice")
-        if len(held) == clients:
-            raise UsageError(f"{key}: expected at most {clients - 1} ids, so that somebody takes part, got {clients}")
 
     def check_effect(self, layerwise: bool, sure: bool) -> None:
         """Raise UsageError where a key speaks of visits that are missing or cut short, and none can be.
@@ -156,22 +165,6 @@ class Participation(ConfigBase):
             raise no_meaning("participation.partial", self.partial, beside, other)
         if self.min_clients and self.bound is None and sure:
             raise no_meaning("participation.min_clients", self.min_clients, beside, other)
-
-    def _check_deadline(self) -> None:
-        if self.deadline is None or self.deadline == "adaptive":
-            return
-        steps = self.deadline if isinstance(self.deadline, tuple) else ((0, self.deadline),)
-        rounds = [start for start, _ in steps]
-        if rounds[:1] != [0]:
-            got = f"got one from round {rounds[0]}" if rounds else "got none"
-            raise UsageError(f"participation.deadline: expected a first entry [0, seconds], {got}")
-        for before, after in pairwise(rounds):
-            if after <= before:
-                raise UsageError(f"participation.deadline: expected ascending rounds, got {after} after {before}")
-        for start, seconds in steps:
-            if seconds <= 0:
-                where = f" from round {start} on" if len(steps) > 1 else ""
-                raise UsageError(f"participation.deadline: expected seconds above 0, got {seconds}{where}")
 
     def _check_arrivals(self, members: int, at_work: int) -> None:
         check_within("participation.concurrency", at_work, 1, members)
