@@ -91,8 +91,10 @@ def lines(
 
     UsageError where the runs are not on one data set, unless `any_data`, or where none has recorded the metric.
     """
-    if not any_data:
-        run_table.check_one_data_set(runs)
+    for key, values in {} if any_data else run_table.differing(runs).items():
+        if key.startswith("data."):
+            where = (f"{value} in {listed([str(run.folder) for run in alike], 4)}" for value, alike in values.items())
+            raise UsageError(f"{key} differs: {'; '.join(where)}; expected runs on one data set, or --any-data")
     data = {str(run.folder): store.open_run(run.folder) for run in runs}
     known = [run for run in runs if has_any(data[str(run.folder)], metric)]
     there = sorted({name for each in data.values() for name in run_table.recorded_metrics(each) if has_any(each, name)})

@@ -26,7 +26,6 @@ from hpcfl.data import Federation
 from hpcfl.engine.job import Job
 from hpcfl.engine.profile import Phases
 from hpcfl.engine.stopping import decode, encode
-from hpcfl.learning.task import Task
 from hpcfl.mpi.transport import Transport
 from hpcfl.schedule.oracle import Spent
 from hpcfl.schedule.plan import Fate, Plan
@@ -132,13 +131,6 @@ def about_clients(federation: Federation) -> list[Fact]:
         Fact("test_samples", federation.test_sizes.astype(np.int64), "samples in the client's own test part"),
         Fact("features", features, "numbers in one sample's features"),
     ]
-
-
-def about_model(task: Task) -> dict[str, Any]:
-    """What a run records of its model: the names of its tensors, and which of its buffers count something."""
-    whole = task.whole
-    buffers = {} if whole is None else {name: whole.integer(name) for name in whole.buffers}
-    return {"names": [*task.initial()], "buffers": buffers}
 
 
 @dataclass

@@ -194,9 +194,7 @@ def builds(comm: Any) -> list[dict[str, str]]:
 
     Ranks say this to each other before all else, and in all versions alike: what they say later may differ.
     """
-    if comm is None:
-        return []
-    return [json.loads(text) for text in texts(comm, json.dumps(build()))]
+    return [] if comm is None else [json.loads(text) for text in texts(comm, json.dumps(build()))]
 
 
 def check_builds(found: Sequence[Build], allow_mixed: bool) -> str:

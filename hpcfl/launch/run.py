@@ -33,7 +33,7 @@ from hpcfl.engine.hangs import Moves, watched
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.loop import run
 from hpcfl.engine.profile import Phases, gathered, report
-from hpcfl.engine.record import Recorder, Reporter, about_clients, about_model, columns
+from hpcfl.engine.record import Recorder, Reporter, about_clients, columns
 from hpcfl.engine.rounds import Rounds
 from hpcfl.engine.simulated import Simulated
 from hpcfl.engine.trial import tried
@@ -321,12 +321,14 @@ def _open(
         check_there(job.config.min_ranks, len(processes), absent, ranks.seconds)
     folder = request.folder
     if request.new:
+        whole = job.task.whole
+        buffers = {} if whole is None else {name: whole.integer(name) for name in whole.buffers}  # which of them count
         facts = {
             **where,
             "code": job.config.code or None,
             "computing": {"how": job.task.computing, "why": job.task.why},
             "samples": about_samples(job.task.federation),
-            "tensors": about_model(job.task),
+            "tensors": {"names": [*job.task.initial()], "buffers": buffers},
             "files": job.config.files or None,
             "versions": versions(),
         }

@@ -165,14 +165,6 @@ def _told_apart(
         yield runs, used
 
 
-def check_one_data_set(runs: Sequence[Recorded]) -> None:
-    """Raise UsageError where the runs' data differ in a key; it is named, with the runs by its values."""
-    for key, values in differing(runs).items():
-        if key.startswith("data."):
-            where = (f"{value} in {listed([str(run.folder) for run in alike], 4)}" for value, alike in values.items())
-            raise UsageError(f"{key} differs: {'; '.join(where)}; expected runs on one data set, or --any-data")
-
-
 FIGURES = {
     "accuracy": "accuracy on own test parts",
     "participation": "share of invitations that counted so far",

@@ -125,9 +125,7 @@ class Table(Speed):
         return means
 
     def seconds(self, attempt: Attempt) -> Floats:
-        if self.needs_end:
-            return seconds_at(attempt, self._now(attempt))
-        return self._now(attempt)
+        return seconds_at(attempt, self._now(attempt)) if self.needs_end else self._now(attempt)
 
     def depth(self, attempt: Attempt) -> Ints:
         return self._now(attempt) if self.needs_end else super().depth(attempt)
