@@ -69,12 +69,17 @@ def checked(make: Callable[[], C], cls: type[C], where: str) -> C:
 
 
 def worded(expected: str) -> WrapValidator:
-    """Return what says in these words what is expected of a value that may be of several types."""
+    """Return what says in these words what is expected of a value that may be of several types, tuples among them."""
+
+    def in_tuples(value: Any) -> Any:
+        return tuple(map(in_tuples, value)) if isinstance(value, list) else value
 
     def validated(value: Any, validate: Callable[[Any], Any]) -> Any:
         try:
-            return validate(value)
-        except ValidationError:
+            return validate(in_tuples(value))
+        except ValidationError as error:
+            if error.errors()[0]["type"] == "finite_number" and not isinstance(value, list):
+                raise
             raise ValueError(f"expected {expected}") from None
 
     return WrapValidator(validated)

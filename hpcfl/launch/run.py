@@ -156,7 +156,8 @@ def _board(comm: Any, hosts: list[str]) -> Noticeboard:
         return Noticeboard()
     first = hosts.index(hosts[comm.Get_rank()])
     own = Noticeboard.offered() if comm.Get_rank() == first else None
-    return own or Noticeboard.found(names(comm, own.words if own else "")[first])
+    words = names(comm, own.words if own else "")[first]  # all ranks ask
+    return own or Noticeboard.found(words)
 
 
 @contextmanager
