@@ -43,7 +43,7 @@ def row(number: int) -> dict[str, Any]:
     return {"loss": draw.random(), "accuracy": draw.random(20), "depth": draw.integers(0, 4, (20, 3))}
 
 
-def play(segment: store.Segment, folder: Path, first: int, last: int) -> None:
+def play(segment: growing_file.Segment, folder: Path, first: int, last: int) -> None:
     """Write rows, events and checkpoints, as a run does."""
     for number in range(first, last):
         segment.event(number, "late", number % 20, f"in round {number}")
