@@ -29,7 +29,7 @@ from hpcfl.store.atomic import check_regular, number_of, numbered
 from hpcfl.store.attributes import attributes_of
 from hpcfl.store.checkpoints import damage, saved
 from hpcfl.store.columns import CLIENT, Array, Column, Fact, fill_of, shape_of
-from hpcfl.store.inside import RUN, of_another, one_line, tell, told
+from hpcfl.store.inside import RUN, of_another, one_line, tell
 from hpcfl.store.manifest import DamagedError
 from hpcfl.store.status import read_status
 
@@ -330,7 +330,7 @@ def read_events(path: Path) -> Array:
             content = growing_file.read(file, layout.events, 0, found.end, found.lost)
             records = np.delete(content, found.lost, axis=0)[:, growing_file.LEAD :][:, : growing_file.EVENT.itemsize]
             return np.ascontiguousarray(records).reshape(-1).view(growing_file.EVENT)
-    if not any(str(path) in line for line in told):  # else a line has told of the whole file
+    if not any(str(path) in line for line in inside.told):  # else a line has told of the whole file
         tell(f"{path} is damaged: its events are lost")
     return np.empty(0, growing_file.EVENT)
 
