@@ -255,7 +255,7 @@ def _remove(path: Path) -> None:
         return
     left = next(name for name in (path.with_name(f"{LEFT}{n}-{path.name}") for n in count(1)) if not name.exists())
     gone.rename(left)
-    tell(f"'{left}' holds what the manifest of {path.name} did not list: it is left there")
+    tell(f"'{left}' holds what the manifest of {path.name} did not list: it is left there", again=True)
 
 
 def latest(run_dir: Path) -> Path | None:
@@ -268,7 +268,7 @@ def latest(run_dir: Path) -> Path | None:
         reason = damage(path)
         if not reason:
             for other, why in passed:
-                tell(f"checkpoint {other} cannot be read whole and is passed over: {why}")
+                tell(f"checkpoint {other} cannot be read whole and is passed over: {why}", again=True)
             return path
         if not os.path.lexists(path):  # the run goes on: a newer one is there, and this one is no more
             return latest(run_dir)

@@ -36,10 +36,10 @@ told: set[str] = set()
 _log = logging.getLogger(__name__)
 
 
-def tell(line: str) -> None:
-    """Warn of damage, of each once in a process."""
+def tell(line: str, again: bool = False) -> None:
+    """Warn of damage, of each once in a process, or `again`."""
     line = cut(line, LINE)
-    if line not in told:
+    if again or line not in told:
         told.add(line)
         _log.warning("hpcfl: %s", line)
 
