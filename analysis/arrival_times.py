@@ -37,11 +37,10 @@ from rich.table import Table
 
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.base.types import Floats
-from hpcfl.schedule.participation import Participation
+from hpcfl.schedule.participation import Participation, Staleness
 from hpcfl.schedule.plan import Attempt
 from hpcfl.schedule.planner import Planner
 from hpcfl.schedule.speeds.base import Speed
-from hpcfl.schedule.staleness import Staleness
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """B and R that are tried, and 1/α."""

@@ -25,7 +25,7 @@ from typing import Any
 from launching import load
 
 import hpcfl
-from hpcfl.engine.progress import Reporter
+from hpcfl.engine.record import Reporter
 from hpcfl.schedule.cadence import Checkpoints
 
 BLOCK = 5

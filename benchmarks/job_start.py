@@ -94,11 +94,11 @@ def on_a_rank(kind: str, began: float, data_dir: str, settings: Sequence[str]) -
     from mpi4py import MPI
 
     import hpcfl
-    from hpcfl.launch import run
+    from hpcfl.launch import host
     from hpcfl.realtime import start
 
     comm = MPI.COMM_WORLD
-    read_once, lead, serve = run.read_once, start.lead, start.serve  # type: ignore[attr-defined]
+    read_once, lead, serve = host.read_once, start.lead, start.serve
     own: dict[str, float] = {}
 
     @contextmanager
@@ -126,7 +126,8 @@ def on_a_rank(kind: str, began: float, data_dir: str, settings: Sequence[str]) -
         return serve(*args)
 
     said: list[str] = []
-    replaced: list[tuple[Any, str, Any]] = [(run, "read_once", counted), (start, "lead", led), (start, "serve", served)]
+    replaced: list[tuple[Any, str, Any]] = [(host, "read_once", counted)]
+    replaced += [(start, "lead", led), (start, "serve", served)]
     for module, name, function in replaced:
         setattr(module, name, function)
     with tempfile.TemporaryDirectory() as folder:

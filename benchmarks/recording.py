@@ -29,8 +29,7 @@ from hpcfl import store
 from hpcfl.config import from_table
 from hpcfl.engine import loop
 from hpcfl.engine.job import Job
-from hpcfl.engine.progress import Reporter
-from hpcfl.engine.record import Record, Recorder
+from hpcfl.engine.record import Record, Recorder, Reporter
 from hpcfl.engine.simulated import Simulated
 from hpcfl.mpi.transport import Transport
 

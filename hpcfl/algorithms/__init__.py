@@ -1,7 +1,7 @@
 """Federated learning algorithms: one paper, one file. A new file is found by itself."""
 
 from hpcfl.algorithms.base import Algorithm, IteratedReduction, ServerState
-from hpcfl.base.registry import lookup, registered
+from hpcfl.base.plugins import lookup, registered
 
 __all__ = ["Algorithm", "IteratedReduction", "ServerState", "algorithm_class", "algorithms"]
 

@@ -91,10 +91,8 @@ class LocalTraining(Algorithm):
 
     def check(self, participation: Participation, known: bool = True) -> None:
         idle = not self.tunes and not self.adapt_epochs
-        for key in ("tune_epochs", "tune_lr", "tune_momentum", "tune_weight_decay") if idle else ():
-            if (value := getattr(self, key)) != type(self).model_fields[key].default:
-                choice = "algorithm.evaluation"
-                raise no_meaning(f"algorithm.{key}", value, f"{choice} = '{self.evaluation}'", f"{choice} = 'tuned'")
+        keys = ("tune_epochs", "tune_lr", "tune_momentum", "tune_weight_decay") if idle else ()
+        self.check_only_for("algorithm.", "evaluation", dict.fromkeys(keys, "tuned"))
 
     @property
     def tunes(self) -> bool:

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from hpcfl.algorithms.base import Algorithm, By, Client, Extras, Participation, ServerState, State, Sums, Task, Visits
-from hpcfl.base.errors import UsageError, no_meaning
+from hpcfl.base.errors import UsageError
 from hpcfl.base.lazy import torch
 from hpcfl.learning.optim import Sgd, factors, layer_by_layer, zeros
 
@@ -47,9 +47,7 @@ class Salf(Algorithm):
     layerwise: ClassVar[bool] = True
 
     def check(self, participation: Participation, known: bool = True) -> None:
-        if self.momentum and not self.persist_optimizer:
-            persist = "algorithm.persist_optimizer"
-            raise no_meaning("algorithm.momentum", self.momentum, f"{persist} = false", f"{persist} = true")
+        self.check_only_for("algorithm.", "persist_optimizer", {"momentum": True})
         needs = f"{self.correction} needs the chance that a layer arrives"
         plain = self.rule == "paper" and self.missing == "none"
         if participation.by_arrivals and self.rule != "released" and not plain:

@@ -65,11 +65,8 @@ class ServerOptimizer(ConfigBase):
 
     def check(self, algorithm: Algorithm, doubling: Doubling, model: Model) -> None:
         """Raise UsageError where a key does not go with the optimiser, or this one with the method or the stages."""
-        for key, words in (("lr", PLAIN + ADAPTIVE), ("betas", PLAIN + ADAPTIVE), ("tau", ADAPTIVE)):
-            value = getattr(self, key)
-            if self.optimizer not in words and value != type(self).model_fields[key].default:
-                beside, other = f"server.optimizer = '{self.optimizer}'", f"server.optimizer = '{words[0]}'"
-                raise no_meaning(f"server.{key}", value, beside, other)
+        every = PLAIN + ADAPTIVE
+        self.check_only_for("server.", "optimizer", {"lr": every, "betas": every, "tau": ADAPTIVE})
         default = BETAS[self.optimizer]
         if len(self.decays) != len(default):
             names = "β₁ and β₂" if len(default) == 2 else "β₁ alone"

@@ -71,11 +71,7 @@ class Weighting(ConfigBase):
 
         `known` is True where the speed model gives the chance to arrive in time.
         """
-        for key, owner in (("cutoff", "estimated"), ("mean", "remembered")):
-            value = getattr(self, key)
-            if value != type(self).model_fields[key].default and self.correct != owner:
-                choice = "weighting.correct"
-                raise no_meaning(f"weighting.{key}", value, f"{choice} = '{self.correct}'", f"{choice} = '{owner}'")
+        self.check_only_for("weighting.", "correct", {"cutoff": "estimated", "mean": "remembered"})
         if self.correct != "none":
             algorithm.mean_weights()
         key, close = "weighting.correct", f"participation.close = '{participation.close}'"

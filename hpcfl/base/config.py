@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, WrapValidator
 
-from hpcfl.base.errors import VALUE, UsageError, cut, did_you_mean, toml
+from hpcfl.base.errors import VALUE, UsageError, cut, did_you_mean, no_meaning, toml
 
 C = TypeVar("C", bound="ConfigBase")
 UNFIT = re.compile(r"[\0\ud800-\udfff]")  # zero bytes, and what UTF-8 cannot encode
@@ -34,6 +34,18 @@ class ConfigBase(BaseModel):
         # through JSON, so that a list may stand for a tuple while all else stays strict
         return checked(lambda: cls.model_validate_json(json.dumps(table, default=str)), cls, where)
 
+    def check_only_for(self, prefix: str, choice: str, only_for: Mapping[str, Any]) -> None:
+        """Raise UsageError where a key is set that means something beside certain values of the key `choice` alone.
+
+        `only_for` has these values, one or a tuple, by key; the `prefix` is that of the section, as ``"server."``.
+        """
+        for key, given in only_for.items():
+            value, there = getattr(self, key), getattr(self, choice)
+            values = given if isinstance(given, tuple) else (given,)
+            if there not in values and value != type(self).model_fields[key].default:
+                beside, other = (f"{prefix}{choice} = {toml(each)}" for each in (there, values[0]))
+                raise no_meaning(f"{prefix}{key}", value, beside, other)
+
 
 def checked(make: Callable[[], C], cls: type[C], where: str) -> C:
     """Return what `make` makes; UsageError says in one line what is wrong first."""
@@ -54,6 +66,23 @@ def checked(make: Callable[[], C], cls: type[C], where: str) -> C:
     bounds = [context[side] for side in ("ge", "le") if side in context]
     nearest = f"; did you mean {toml(bounds[0])}?" if bounds else hint if "did you" in hint else ""
     raise UsageError(f"{key}: {message.removeprefix('value error, ')}, got {cut(repr(value), VALUE)}{nearest}")
+
+
+def worded(expected: str) -> WrapValidator:
+    """Return what says in these words what is expected of a value that may be of several types, tuples among them."""
+
+    def in_tuples(value: Any) -> Any:
+        return tuple(map(in_tuples, value)) if isinstance(value, list) else value
+
+    def validated(value: Any, validate: Callable[[Any], Any]) -> Any:
+        try:
+            return validate(in_tuples(value))
+        except ValidationError as error:
+            if error.errors()[0]["type"] == "finite_number" and not isinstance(value, list):
+                raise
+            raise ValueError(f"expected {expected}") from None
+
+    return WrapValidator(validated)
 
 
 def check_plain(table: Any, where: str) -> None:

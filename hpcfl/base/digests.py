@@ -7,8 +7,6 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpcfl.base.errors import UsageError
-
 PIECE = 1 << 20
 
 
@@ -22,16 +20,21 @@ def origin(file: Path) -> dict[str, str]:
     return {"file": str(file), "sha256": digest(file)}
 
 
-def check_unchanged(what: str, recorded: Mapping[str, str], instead: str) -> None:
-    """Raise UsageError where the file in which a run found `what` has changed or is gone: say what to do `instead`."""
+def changed(what: str, recorded: Mapping[str, str], instead: str, now: Path | None = None) -> str:
+    """Return in one line that the file in which a run found `what` has changed or is gone, "" where it has not.
+
+    `now` is where it is to be, by default where it was; where it is gone the line says what to do `instead`.
+    """
     file = Path(recorded["file"])
-    if not file.is_file():
-        raise UsageError(f"'{file}', where the run found {what}, is not there; {instead}")
-    if digest(file) != recorded["sha256"]:
-        raise UsageError(
-            f"'{file}' has changed since the run began, which found {what} there: expected the file of then "
-            f"(SHA-256 {recorded['sha256'][:12]}…); --force goes on with it as it is"
-        )
+    now = now or file
+    if not is_file(now):
+        return f"'{file}', where the run found {what}, is not there; {instead}"
+    if digest(now) == recorded["sha256"]:
+        return ""
+    where = "there" if now == file else f"in '{file}'"
+    line = f"'{now}' has changed since the run began, which found {what} {where}"
+    then = f"expected the file of then (SHA-256 {recorded['sha256'][:12]}…)"
+    return f"{line}: {then}; --force (force=True) goes on with it as it is"
 
 
 def digest(file: Path) -> str:

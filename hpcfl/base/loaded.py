@@ -2,6 +2,9 @@
 
 Python keeps a module that it has loaded, whatever becomes of its file, and may take a file of the same second and
 length for the one that it has compiled before. Here a file is read once, and what was read is compiled and hashed.
+
+Code that has run here under this user is known by the SHA-256 of its files. A digest says which bytes were meant, not
+who wrote them: a user who trusts the code that a folder names says so once.
 """
 
 from __future__ import annotations
@@ -20,8 +23,7 @@ from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from types import ModuleType
 
-from hpcfl.base.trusted import ASK, remember
-
+ASK = "look at it; --trust (trust=True) imports it, now and later"
 OURS = ("hpcfl", "numpy", "torch")
 """What a run is computed by. It is no code of the user's, even where it lies in the user's folder."""
 INSTALLED = {"site-packages", "dist-packages"}
@@ -223,8 +225,7 @@ class _Loader(SourceFileLoader):
         if _running:  # late, by a run that has begun
             remember({digest: self.path})
         code = self.source_to_code(source, self.path)
-        imports = frozenset(_imports(module, source))
-        _known[name] = Loaded(module, Path(self.path), digest, imports, True)
+        _known[name] = Loaded(module, Path(self.path), digest, frozenset(_imports(module, source)), True)
         exec(code, vars(module))
 
 
@@ -251,3 +252,34 @@ class _Finder:
 
 
 FINDER = _Finder()
+
+
+# code that has run here under this user: a run folder has no other imported
+def known_file() -> Path:
+    """Return the file with a line for each digest, and the file that it was of."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    return (Path(state) if Path(state).is_absolute() else Path.home() / ".local" / "state") / "hpcfl" / "code"
+
+
+def known() -> frozenset[str]:
+    """Return the digests of code that has run here; none where that cannot be read."""
+    try:
+        return frozenset(line.partition(" ")[0] for line in known_file().read_text(errors="replace").splitlines())
+    except (OSError, RuntimeError):  # there may be no home
+        return frozenset()
+
+
+def remember(files: Mapping[str, str]) -> str:
+    """Add files, ``{digest: file}``, to those that have run here; return why that cannot be, "" if it can."""
+    before = known()
+    new = {digest: file for digest, file in files.items() if digest not in before}
+    if not new:
+        return ""
+    try:
+        path = known_file()
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with path.open("a", errors="surrogateescape") as out:  # appended, so that two runs do not lose each other's
+            out.write("".join(f"{digest}  {' '.join(file.splitlines())}\n" for digest, file in new.items()))
+    except (OSError, RuntimeError) as error:
+        return f"code cannot be noted as having run here ({error}): what goes on with this run needs --trust"
+    return ""

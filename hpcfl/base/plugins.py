@@ -1,4 +1,4 @@
-"""Classes from outside the package, which a config names as ``package.module:Class``.
+"""Classes that a config names: what lies in a package's folder, and from outside ``package.module:Class``.
 
 A module is looked for in the working directory, then where `look_in` says (beside the config), then where Python itself
 looks. Which file it was, and the digest of what was loaded, is recorded with a run, for each module that it has
@@ -11,11 +11,13 @@ from somebody else could otherwise call whatever Python has.
 from __future__ import annotations
 
 import functools
+import pkgutil
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from importlib import import_module
 from importlib.machinery import PathFinder
 from inspect import isabstract
 from pathlib import Path
@@ -24,13 +26,11 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import create_model
 
-from hpcfl.base import blame
+from hpcfl.base import blame, loaded
 from hpcfl.base.config import ConfigBase
-from hpcfl.base.digests import is_file, origin
+from hpcfl.base.digests import changed, digest, is_file
 from hpcfl.base.errors import UsageError, did_you_mean
-from hpcfl.base.loaded import INSTALLED, LIBRARY, guard, guarded, is_installed, load, reached, remembering, renew
 from hpcfl.base.terminal import say
-from hpcfl.base.trusted import ASK, known, remember
 
 C = TypeVar("C", bound=ConfigBase)
 
@@ -45,10 +45,7 @@ _told: list[Callable[[str], None]] = []  # who is told what is imported
 
 def look_in(folder: Path) -> None:
     """Look for modules in a folder too, before those that were named earlier."""
-    path = folder.resolve()
-    if path in _folders:
-        _folders.remove(path)
-    _folders.insert(0, path)
+    _folders[:] = dict.fromkeys([folder.resolve(), *_folders])
 
 
 def places() -> list[Path]:
@@ -66,7 +63,7 @@ def look_first(folders: Iterable[Path], run: Path | None = None, only: Iterable[
     _before[:] = [folder.resolve() for folder in folders]
     _only[:] = [] if only is None else [frozenset(only)]
     if run is not None and only is not None:
-        guard(run / "code", _only[0])
+        loaded.guard(run / "code", _only[0])
 
 
 def only() -> list[str] | None:
@@ -114,7 +111,7 @@ def callable_of(spec: str, key: str, found: Any, kind: str, base: type | None = 
         raise UsageError(f"{where}: expected {kind}, got {found!r:.80}")
     file = file_of(module)
     below = [file.relative_to(place) for place in map(Path.resolve, places()) if file.is_relative_to(place)]
-    users = not file.is_relative_to(LIBRARY) and any(not INSTALLED & {*path.parts} for path in below)
+    users = not file.is_relative_to(loaded.LIBRARY) and any(not loaded.INSTALLED & {*path.parts} for path in below)
     if not users and not (base is not None and isinstance(found, type) and issubclass(found, base)):
         kinds = f"a class derived from {base.__module__}.{base.__qualname__}, or " if base is not None else ""
         raise UsageError(
@@ -151,16 +148,14 @@ def _module(name: str, key: str) -> ModuleType:
     if name not in sys.modules and found is not None:
         for tell in _told:
             tell(f"imports {name} from {found.origin or ', '.join(found.submodule_search_locations or ())}")
-    limit = guarded(places(), _only[0]) if _only else nullcontext()
+    limit = loaded.guarded(places(), _only[0]) if _only else nullcontext()
     try:
         with _first(places()), limit:
-            return load(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            return loaded.load(name)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
             looked = ", ".join(f"'{place}'" for place in places())
             raise UsageError(f"{key}: no module '{name}'; expected it in {looked}") from None
-        raise UsageError(f"{key}: '{name}' cannot be imported: {reason(error)}") from error
-    except (Exception, SystemExit) as error:
         raise UsageError(f"{key}: '{name}' cannot be imported: {reason(error)}") from error
 
 
@@ -170,7 +165,7 @@ def reason(error: BaseException) -> str:
     if own := blame.frames(error):
         return text + ("" if isinstance(error, SyntaxError) else blame.place(*own[-1]))
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
-    users = frames and not is_installed(Path(frames[-1].filename).resolve())
+    users = frames and not loaded.is_installed(Path(frames[-1].filename).resolve())
     place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if users else ""
     return text + ("" if isinstance(error, SyntaxError) else place)
 
@@ -199,6 +194,47 @@ def file_of(module: str) -> Path:
     return Path(file).resolve()
 
 
+# those of the package
+
+
+def registered(package: str, base: type[C], by: str = "name") -> dict[str, str]:
+    """Return ``{name: module}`` of the sections derived from `base` in `package`; the key `by` holds their names."""
+    path: Sequence[str] = import_module(package).__path__
+    modules = [f"{package}.{info.name}" for info in pkgutil.iter_modules(path)]
+    return {name: module for module in modules for name in _defined(module, base, by)}
+
+
+def lookup(package: str, base: type[C], name: str, key: str, by: str = "name") -> type[C]:
+    """Return the section of `package` called `name`, or the class from outside that it names.
+
+    UsageError says which name is nearest where there is none, or what is wrong with the class.
+    """
+    if ":" in name:
+        return plugin(name, base, key, by)
+
+    def unlike(module: pkgutil.ModuleInfo) -> bool:
+        file = Path(getattr(module.module_finder, "path", "")) / f"{module.name}.py"
+        return module.name != name and not (file.is_file() and f'"{name}"' in file.read_text(encoding="utf-8"))
+
+    # those first that are called so or have the name in quotes: the rest is not loaded
+    for module in sorted(pkgutil.iter_modules(import_module(package).__path__), key=unlike):
+        if found := _defined(f"{package}.{module.name}", base, by).get(name):
+            return found
+    raise UsageError(f"{key}: no '{name}'{did_you_mean(name, registered(package, base, by))}")
+
+
+def _defined(module: str, base: type[C], by: str) -> dict[str, type[C]]:
+    """Return the named classes of `module` that derive from `base`; helpers and bases have no names."""
+    classes: dict[str, type[C]] = {}
+    for value in vars(import_module(module)).values():
+        if isinstance(value, type) and issubclass(value, base) and not isabstract(value):
+            field = value.model_fields.get(by)
+            own = f"{value.__module__}.".startswith(f"{module}.")  # or, where that is a folder, of one of its files
+            if own and field is not None and isinstance(field.default, str):
+                classes.setdefault(field.default, value)
+    return classes
+
+
 # what a run records of them
 
 
@@ -212,7 +248,7 @@ def origins(specs: Iterable[str]) -> dict[str, dict[str, Any]]:
     for spec in specs:
         module = spec.partition(":")[0]
         file_of(module)  # it has one
-        parts = reached(module).items()
+        parts = loaded.reached(module).items()
         own = {name: {"file": str(each.file.resolve()), "sha256": each.sha256} for name, each in parts}
         found[spec] = own.pop(module) | ({"modules": own} if own else {})
     return found
@@ -221,7 +257,7 @@ def origins(specs: Iterable[str]) -> dict[str, dict[str, Any]]:
 def run_here(code: Mapping[str, Mapping[str, Any]]) -> str:
     """Note that these `origins`, and what is loaded of the user's from now on, run here; return why that cannot be."""
     parts = [about for each in code.values() for about in (each, *each.get("modules", {}).values())]
-    return remembering({about["sha256"]: about["file"] for about in parts})
+    return loaded.remembering({about["sha256"]: about["file"] for about in parts})
 
 
 def digests(code: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, str]]:
@@ -243,8 +279,9 @@ def look_for(
     Python looks; with `force` any file of the class's name does. Only those are imported that have run here under this
     user, or with `trust`, which is remembered.
     """
-    renew()
-    found, lost, may = list[Path](), dict[str, str](), {*known()}
+    loaded.renew()
+    found, lost, may = list[Path](), dict[str, str](), {*loaded.known()}
+    elsewhere_too = "--force (force=True) looks elsewhere"
     for spec, about in recorded.items():
         file, module = Path(about["file"]), spec.partition(":")[0]
         up = module.count(".") + (file.name == "__init__.py")
@@ -252,22 +289,25 @@ def look_for(
             lost[spec] = f"attribute code of run.h5: {spec}: expected the path of a module's file, got '{file}'"
             continue
         before = file.parents[up]
-        loaded = [file_of(module).parents[up]] if getattr(sys.modules.get(module), "__file__", None) else []
-        elsewhere = dict.fromkeys((*loaded, run / "code", Path.cwd(), before, *map(Path, sys.path)))
+        here = [file_of(module).parents[up]] if getattr(sys.modules.get(module), "__file__", None) else []
+        elsewhere = dict.fromkeys((*here, run / "code", Path.cwd(), before, *map(Path, sys.path)))
         there = [root for root in elsewhere if is_file(root / file.relative_to(before))]
-        odd = {root: _other(spec, about, root, before) for root in there}
-        same = [root for root in there if not odd[root]]
-        if found_there := same or (there if force else []):
-            strange = {
-                digest: file
-                for _, _, file in _parts(spec, about, found_there[0], before)
-                if not is_installed(file.resolve()) and (digest := origin(file)["sha256"]) not in may
-            }
+        parts = {spec: about} | {f"module '{name}' of {spec}": each for name, each in about.get("modules", {}).items()}
+        odd = dict[Path, str]()  # which file of the class is another one there than it was
+        for root in there:
+            others = (changed(what, each, elsewhere_too, _moved(each, before, root)) for what, each in parts.items())
+            odd[root] = next(filter(None, others), "")
+        if found_there := [root for root in there if not odd[root]] or (there if force else []):
+            files = [_moved(each, before, found_there[0]) for each in parts.values()]
+            known_files = {digest(file): str(file) for file in files if not loaded.is_installed(file.resolve())}
+            strange = {sha256: file for sha256, file in known_files.items() if sha256 not in may}
             if strange and not trust:
-                digest, file = next(iter(strange.items()))
-                lost[spec] = f"'{file}' (SHA-256 {digest[:12]}…), which is code of {spec}, has not run here: {ASK}"
+                sha256, name = next(iter(strange.items()))
+                lost[spec] = (
+                    f"'{name}' (SHA-256 {sha256[:12]}…), which is code of {spec}, has not run here: {loaded.ASK}"
+                )
                 continue
-            if strange and (line := remember({digest: str(file) for digest, file in strange.items()})):
+            if line := loaded.remember(strange):
                 say(line)
             may |= strange.keys()
             found.append(found_there[0])
@@ -277,34 +317,13 @@ def look_for(
             lost[spec] = (
                 f"'{file}', where the run found {spec}, is not there; expected the file of then "
                 f"(SHA-256 {about['sha256'][:12]}…) in the working directory or in code/ of the run folder; "
-                "--force (force=True) looks elsewhere"
+                f"{elsewhere_too}"
             )
     look_first(found, run, may)
     return lost
 
 
-def _parts(
-    spec: str, about: Mapping[str, Any], root: Path, before: Path
-) -> Iterator[tuple[str, Mapping[str, Any], Path]]:
-    """Yield a class and what it has imported: what each is, what is recorded of it, and its file.
-
-    That lies below `root` where it was below `before`.
-    """
-    parts = {spec: about} | {f"module '{name}' of {spec}": each for name, each in about.get("modules", {}).items()}
-    for what, each in parts.items():
-        file = Path(each["file"])
-        yield what, each, root / file.relative_to(before) if file.is_relative_to(before) else file
-
-
-def _other(spec: str, about: Mapping[str, Any], root: Path, before: Path) -> str:
-    """Return which file of a class is another one below `root` than it was below the folder of `before`, "" if none."""
-    for what, each, now in _parts(spec, about, root, before):
-        file = each["file"]
-        if not is_file(now):
-            return f"'{file}', where the run found {what}, is not there; --force (force=True) looks elsewhere"
-        if origin(now)["sha256"] != each["sha256"]:
-            return (
-                f"'{now}' has changed since the run began, which found {what} in '{file}': expected the file of then "
-                f"(SHA-256 {each['sha256'][:12]}…); --force (force=True) goes on with it as it is"
-            )
-    return ""
+def _moved(about: Mapping[str, Any], before: Path, root: Path) -> Path:
+    """Return a file's path, which lies below `root` where it lay below `before`."""
+    file = Path(about["file"])
+    return root / file.relative_to(before) if file.is_relative_to(before) else file

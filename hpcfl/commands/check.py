@@ -19,7 +19,7 @@ from hpcfl.config import Config
 from hpcfl.data import Federation, Header
 from hpcfl.data.base import Range
 from hpcfl.engine.job import Job
-from hpcfl.engine.recorded_columns import columns
+from hpcfl.engine.record import columns
 from hpcfl.engine.trial import tried
 from hpcfl.learning.config import METRICS
 from hpcfl.mpi.devices import described
@@ -100,8 +100,7 @@ def _closing(job: Job, ranks: int) -> Facts:
         yield "held out", f"{len(held)} of {clients} clients take no part: {listed(held)}"
     ends = []
     if rules.every_client and rules.buffer is not None:
-        times = rules.buffer / rules.at_work(clients)
-        ends.append(f"when all have reported, {times:g} times in the harmonic mean")
+        ends.append(f"when all have reported, {rules.buffer / rules.at_work(clients):g} times in the harmonic mean")
     elif rules.buffer is not None:
         ends.append(f"with {rules.buffer} arrivals")
     if rules.enough is not None:
@@ -327,7 +326,6 @@ def _message(job: Job) -> int:
 
 def _lanes(job: Job, ranks: int, per_host: int) -> int:
     if job.config.lane_width == TWO_LEVEL:
-        by_arrivals = job.config.participation.by_arrivals
-        return ranks - 1 if by_arrivals else len(_tree(job, ranks, per_host).below(0))
+        return ranks - 1 if job.config.participation.by_arrivals else len(_tree(job, ranks, per_host).below(0))
     hosts = [str(rank // per_host) for rank in range(ranks)]
     return len(lane_topologies(job.config.lane_width, hosts, job.chunks))

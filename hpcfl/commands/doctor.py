@@ -174,7 +174,19 @@ PROBE = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; pr
 def examine(comm: Any) -> Facts | None:
     """Look around on all ranks of `comm` (None: this process); return what they find on rank 0, None on the others."""
     raise_together(comm, lambda: import_module("torch"))
-    texts = told(comm, json.dumps(asdict(_rank(comm))))
+    own, seen = chosen("auto", "device", world.local(comm)), processors()
+    here = Rank(
+        socket.gethostname(),
+        own,
+        "" if own == "cpu" else described(own),
+        list(seen.cores),
+        host_cores(),
+        torch.get_num_threads(),
+        _polling(comm),
+        {key: os.environ[key] for key in SETTINGS if key in os.environ},
+        dict(seen.quotas),
+    )
+    texts = told(comm, json.dumps(asdict(here)))
     if comm is not None and comm.Get_rank() > 0:
         return None
     wheels = []
@@ -257,21 +269,6 @@ def _host(facts: Facts, members: Sequence[int]) -> str:
 def _span(numbers: Sequence[int]) -> str:
     """``3`` or ``1-3`` for sorted numbers."""
     return str(numbers[0]) if numbers[0] == numbers[-1] else f"{numbers[0]}-{numbers[-1]}"
-
-
-def _rank(comm: Any) -> Rank:
-    own, seen = chosen("auto", "device", world.local(comm)), processors()
-    return Rank(
-        socket.gethostname(),
-        own,
-        "" if own == "cpu" else described(own),
-        list(seen.cores),
-        host_cores(),
-        torch.get_num_threads(),
-        _polling(comm),
-        {key: os.environ[key] for key in SETTINGS if key in os.environ},
-        dict(seen.quotas),
-    )
 
 
 def _polling(comm: Any) -> list[float]:

@@ -17,9 +17,8 @@ from hpcfl import store
 from hpcfl.base.errors import UsageError, UserError, did_you_mean, listed
 from hpcfl.base.terminal import say
 from hpcfl.commands.show import unforeseen
-from hpcfl.results.curves import ACCURACY, Curve, has_any, over_rounds, over_time, recorded_metrics, scores
-from hpcfl.results.run_table import FIGURES, Recorded, check_one_data_set, differing, group_figures, run_folders
-from hpcfl.results.run_table import groups as group_runs
+from hpcfl.results import run_table
+from hpcfl.results.run_table import ACCURACY, FIGURES, Curve, Recorded, has_any, over_rounds, run_folders
 
 Width = Literal["column", "page"]
 INCHES = {"column": 3.3, "page": 6.75}
@@ -63,7 +62,7 @@ def plot(
     """Draw the curves of a metric of runs, or of folders of runs, into `picture` (format by its suffix).
 
     With `groups` those of accuracy, participation and depth of groups of clients, against rounds alone. UsageError for
-    a suffix that stands for no format, and as `lines`, `curves.scores` and `group_figures`.
+    a suffix that stands for no format, and as `lines`, `run_table.scores` and `group_figures`.
     """
     kinds = Figure().canvas.get_supported_filetypes()
     if picture.suffix.removeprefix(".") not in kinds:
@@ -92,26 +91,30 @@ def lines(
 
     UsageError where the runs are not on one data set, unless `any_data`, or where none has recorded the metric.
     """
-    if not any_data:
-        check_one_data_set(runs)
+    for key, values in {} if any_data else run_table.differing(runs).items():
+        if key.startswith("data."):
+            where = (f"{value} in {listed([str(run.folder) for run in alike], 4)}" for value, alike in values.items())
+            raise UsageError(f"{key} differs: {'; '.join(where)}; expected runs on one data set, or --any-data")
     data = {str(run.folder): store.open_run(run.folder) for run in runs}
     known = [run for run in runs if has_any(data[str(run.folder)], metric)]
-    there = sorted({name for each in data.values() for name in recorded_metrics(each) if has_any(each, name)})
+    there = sorted({name for each in data.values() for name in run_table.recorded_metrics(each) if has_any(each, name)})
     if not known and there:
         raise UsageError(f"--metric: the runs recorded no '{metric}': expected one of {', '.join(there)}")
-    what, scored = scores({str(run.folder): data[str(run.folder)] for run in known}, clients, any_data, metric)
-    found = group_runs(known)
+    what, scored = run_table.scores(
+        {str(run.folder): data[str(run.folder)] for run in known}, clients, any_data, metric
+    )
+    found = run_table.groups(known)
     drawn = []
     for group in found:
         seeds = [scored[str(run.folder)] for run in group.runs]
-        drawn.append(Line(group.label, len(seeds), over_rounds(seeds), over_time(seeds)))
+        drawn.append(Line(group.label, len(seeds), over_rounds(seeds), run_table.over_time(seeds)))
         ends = {int(scores["round"][-1]) + 1 for scores in seeds}
         if len(ends) > 1:
             say(f"{group.label}: drawn up to round {min(ends)}, where its shortest run ends")
     for run in runs:
         if run not in known:
             say(f"'{run.folder}' has recorded no {metric}: left out")
-    unsaid = differing(known).keys() - {key for group in found for key in group.keys}
+    unsaid = run_table.differing(known).keys() - {key for group in found for key in group.keys}
     if unsaid:
         say(f"the labels tell the runs apart; these keys differ too: {', '.join(sorted(unsaid))}")
     return what, drawn
@@ -119,8 +122,7 @@ def lines(
 
 def seconds(runs: Sequence[Recorded]) -> str:
     """Return what the runs' seconds are: real by the wall clock, else simulated."""
-    clocks = {run.keys.get("clock", "simulated") for run in runs}
-    return " or ".join(sorted(clocks)) + " seconds"
+    return " or ".join(sorted({run.keys.get("clock", "simulated") for run in runs})) + " seconds"
 
 
 def draw(drawn: Sequence[Line], what: str, time: str, width: Width = "page", log_time: bool = False) -> Figure:
@@ -154,9 +156,9 @@ def draw_groups(runs: Sequence[Recorded], width: Width = "page") -> Figure:
     """Return the figure: a panel for each of `FIGURES`, a colour for each group, a dash for each config."""
     figure = Figure(figsize=(INCHES[width], 5.4), layout="constrained")
     panels = dict(zip(FIGURES, figure.subplots(len(FIGURES), 1, sharex=True)))
-    configs = group_runs(runs)
+    configs = run_table.groups(runs)
     for config, dash in zip(configs, cycle(DASHES)):
-        seeds = [group_figures(run.folder) for run in config.runs]
+        seeds = [run_table.group_figures(run.folder) for run in config.runs]
         for name, colour in zip(seeds[0].group.values, COLOURS):
             label = name if len(configs) == 1 else f"{name}, {config.label}"
             for which, axes in panels.items():

@@ -16,8 +16,7 @@ from hpcfl import store
 from hpcfl.base.console import width_of
 from hpcfl.base.errors import RunError, UserError
 from hpcfl.base.terminal import say
-from hpcfl.results.curves import ACCURACY, recorded_metrics
-from hpcfl.results.run_table import Group, Recorded, groups, last_figures
+from hpcfl.results.run_table import ACCURACY, Group, Recorded, groups, last_figures, recorded_metrics
 from hpcfl.store.inside import one_line
 from hpcfl.sums.guard import WARNINGS
 
@@ -145,30 +144,22 @@ def summary(path: Path) -> dict[str, Any]:
     if "cohort" not in data:
         return row
     known = {key: how(data) for key, (_, how) in FIGURES.items() if how is not None}
-    return row | known | _happened(folder) | {"state_sha256": _state(folder)}
-
-
-def _happened(folder: Path) -> dict[str, Any]:
-    """Which clients were lost for good, which went on at other ranks, and what the guard said."""
-    events = store.events(folder)
-    lost, rehosted = dict[int, str](), dict[int, str]()
+    newest = None
+    try:
+        newest = store.latest(folder)
+    except RunError as error:  # the other figures are there all the same
+        say(str(error))
+    known["state_sha256"] = digest(store.load(newest, personal=False).shared) if newest else None
+    events, lost, rehosted = store.events(folder), dict[int, str](), dict[int, str]()
     for event in events:
         if event["kind"] == "lost":
             lost[event["client"]] = event["text"]
         elif event["kind"] == "rehosted":
             rehosted[event["client"]] = event["text"]
-            lost.pop(event["client"], None)
+            lost.pop(event["client"], None)  # it is not lost for good
     warnings = {event["kind"]: event["text"] for event in reversed(events) if event["kind"] in WARNINGS}
-    return {"lost": sorted(lost.items()), "rehosted": sorted(rehosted.items()), "warnings": warnings}
-
-
-def _state(folder: Path) -> str | None:
-    try:
-        newest = store.latest(folder)
-    except RunError as error:  # the other figures are there all the same
-        say(str(error))
-        return None
-    return digest(store.load(newest, personal=False).shared) if newest else None
+    known |= {"lost": sorted(lost.items()), "rehosted": sorted(rehosted.items()), "warnings": warnings}
+    return row | known
 
 
 def table(rows: Sequence[Mapping[str, Any]], each: bool = False, width: int | None = None) -> list[Any]:
@@ -190,7 +181,12 @@ def table(rows: Sequence[Mapping[str, Any]], each: bool = False, width: int | No
     if width is None or width_of(whole) <= width:
         return [whole]
     for count in range(len(lines), 0, -1):
-        parts = [_turned(lines[start : start + count]) for start in range(0, len(lines), count)]
+        parts = []
+        for some in (lines[start : start + count] for start in range(0, len(lines), count)):
+            columns = (Column(line["run"], justify="right", overflow="fold", max_width=WRAP) for line in some)
+            parts.append(Table("run", *columns))
+            for heading in list(some[0])[1:]:
+                parts[-1].add_row(heading, *(line[heading] for line in some))
         if all(width_of(part) <= width for part in parts):
             break
     return parts
@@ -211,14 +207,6 @@ def _cells(group: Group, rows: Rows, everyone: Rows, clocks: set[str], seeds: bo
         if key == "client_accuracy":
             for name in dict.fromkeys(name for row in everyone for name in row["metrics"]):
                 yield name, _cell(name, [row["metrics"].get(name) for row in rows])
-
-
-def _turned(lines: Sequence[Mapping[str, str]]) -> Any:
-    columns = (Column(line["run"], justify="right", overflow="fold", max_width=WRAP) for line in lines)
-    shown = Table("run", *columns)
-    for heading in list(lines[0])[1:]:
-        shown.add_row(heading, *(line[heading] for line in lines))
-    return shown
 
 
 def remarks(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

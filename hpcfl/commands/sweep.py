@@ -299,8 +299,7 @@ class Board:
 
     def running(self, names: Sequence[str]) -> None:
         if self.bar is not None:
-            done = self.counts.total()
-            self.bar.update(self.task, completed=done, description=plain(", ".join(names)), refresh=True)
+            self.bar.update(self.task, completed=self.counts.total(), description=plain(", ".join(names)), refresh=True)
 
     def over(self, name: str, outcome: str, reason: str = "") -> None:
         """Tell of a run that has ended, and keep the reason if it has failed."""

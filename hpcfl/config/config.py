@@ -24,7 +24,7 @@ from hpcfl.base import plugins
 from hpcfl.base.blame import blaming
 from hpcfl.base.config import ConfigBase, check_plain, checked, sections, unknown
 from hpcfl.base.config import recorded as recorded_table
-from hpcfl.base.digests import check_unchanged, origin
+from hpcfl.base.digests import changed, origin
 from hpcfl.base.errors import UsageError, no_meaning, refusal, toml
 from hpcfl.base.loaded import renew
 from hpcfl.base.rng import key_as_seed
@@ -46,9 +46,8 @@ from hpcfl.schedule import planner
 from hpcfl.schedule.cadence import Checkpoints, Evaluate
 from hpcfl.schedule.doubling import Doubling
 from hpcfl.schedule.oracle import Oracle
-from hpcfl.schedule.participation import Participation
+from hpcfl.schedule.participation import Participation, Staleness
 from hpcfl.schedule.speeds import Speed
-from hpcfl.schedule.staleness import Staleness
 from hpcfl.sums.guard import Guard
 
 Count = Annotated[int, Field(ge=1)]
@@ -276,9 +275,7 @@ class Config(ConfigBase):
     def _check_lost_ranks(self) -> None:
         """Raise UsageError where leaders, or ranks that take over clients of dead ones, have no meaning."""
         if self.lane_width != TWO_LEVEL:
-            for key, plain in (("leaders", "node"), ("fan_out", FAN_OUT)):
-                if (value := getattr(self, key)) != plain:
-                    raise no_meaning(key, value, f"lane_width = {self.lane_width!r}", f"lane_width = '{TWO_LEVEL}'")
+            self.check_only_for("", "lane_width", dict.fromkeys(("leaders", "fan_out"), TWO_LEVEL))
         elif self.clock == "wall" and self.lost_clients == "rehost":
             beside = f"does not go with lane_width = '{TWO_LEVEL}'"
             raise UsageError(f"lost_clients = 'rehost' {beside}: remove it, or set lane_width = 1")
@@ -418,7 +415,12 @@ def load(
     tables = [
         dict(each) if isinstance(each, Mapping) else _read(str(presets.overlay_file(str(each)))) for each in several
     ]
-    below = _table(what)
+    if isinstance(what, Config):  # what it was given, not what is the default
+        below = what.model_dump(mode="json", exclude_unset=True)
+        for section, name in what.picked.items():
+            below[section][PICKED[section].by] = name
+    else:
+        below = dict(what) if isinstance(what, Mapping) else _read(str(what))
     names = ["" if isinstance(each, Mapping) else f"{each}: " for each in several]
     sources = {key: name for name, table in zip(names, tables) for key, _ in presets.flat(table)}
     sources |= {key: "" for key, _, _ in presets.assignments(settings)}
@@ -433,16 +435,6 @@ def load(
         name = f"{what}: " if isinstance(what, str | Path) else ""
         say(f"{name}dropped {'; '.join(dropped)}")
     return loaded
-
-
-def _table(what: ConfigLike) -> Table:
-    """Return a config as a nested table; of a `Config` what it was given, not what is the default."""
-    if isinstance(what, Config):
-        given = what.model_dump(mode="json", exclude_unset=True)
-        for section, name in what.picked.items():
-            given[section][PICKED[section].by] = name
-        return given
-    return dict(what) if isinstance(what, Mapping) else _read(str(what))
 
 
 def _read(name: str) -> Table:
@@ -463,11 +455,17 @@ def of_run(attributes: Mapping[str, str], run: Path, force: bool = False, trust:
     Code is imported that has run here, and with `trust` what the folder names. UsageError where a file has changed, is
     not there, or is not to be imported.
     """
-    for reason in _look_for(attributes, run, force, trust).values():
+    lost = _look_for(attributes, run, force, trust)
+    for reason in (*lost.values(), *_changed_files(attributes, force).values()):
         raise UsageError(reason)
-    for key, recorded in {} if force else json.loads(attributes.get("files", "{}")).items():
-        check_unchanged(key, recorded, "expected it there")
     return from_text(attributes["config"])
+
+
+def _changed_files(attributes: Mapping[str, str], force: bool) -> dict[str, str]:
+    """Return what has become of the files that a run's config names and that have changed, by their keys."""
+    files = {} if force else json.loads(attributes.get("files", "{}"))
+    reasons = {key: changed(key, known, "expected it there") for key, known in files.items()}
+    return {key: reason for key, reason in reasons.items() if reason}
 
 
 def _look_for(attributes: Mapping[str, str], run: Path, force: bool, trust: bool) -> dict[str, str]:
@@ -502,11 +500,8 @@ def to_read(
     for section in PICKED:
         if not isinstance(table.get(section, {}), dict):
             raise UsageError(f"{section}: expected a table, got {toml(table[section])}")
-    for key, recorded in {} if force else json.loads(attributes.get("files", "{}")).items():
-        try:
-            check_unchanged(key, recorded, "expected it there")
-        except UsageError as error:
-            absent[key if key.startswith("model.") else key.partition(".")[0]] = str(error)
+    for key, reason in _changed_files(attributes, force).items():
+        absent[key if key.startswith("model.") else key.partition(".")[0]] = reason
     if "model.initial" in absent:
         table["model"] = {**table["model"], "initial": None}
     task = TaskConfig.from_table(table.get("task", {}), "task")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from importlib import resources
@@ -210,34 +210,31 @@ def on_top(table: Table, overlays: Iterable[Table], settings: Settings) -> tuple
         result = _merged(result, overlay)
         own.update(key for key, _ in flat(overlay))
     for key, value, where in assignments(settings):
-        set_key(result, key, value, where)
+        *path, last = key.split(".")
+        if len(path) > DEPTH:
+            raise UsageError(f"{where}: expected tables at most {DEPTH} deep in one another")
+        inner: Any = result
+        for part in path:
+            inner = inner.setdefault(part, {})
+            if not isinstance(inner, dict):
+                raise UsageError(f"{where}: '{part}' is a value, not a table")
+        inner[last] = value
         own.update(each for each, _ in flat({key: value}))
-    return result, _dropped(result, table, own)
+    dropped = []
+    for section, before in table.items():
+        if isinstance(before, dict) and isinstance(now := result[section], dict):
+            rest = [key for key in before if key in now and f"{section}.{key}" not in own]
+            for lost, why in _without_meaning(section, before, now, rest):
+                for key in lost:
+                    del now[key]
+                dropped.append(f"{', '.join(f'{section}.{key}' for key in lost)}, which {why}")
+    return result, dropped
 
 
 def _merged(below: Table, above: Mapping[str, Any]) -> Table:
     """Return a table with the keys of another set in it."""
-    both = {key: _merged(below[key], value) for key, value in above.items() if _are_tables(below.get(key), value)}
-    return {**below, **deepcopy(dict(above)), **both}
-
-
-def _are_tables(*values: Any) -> bool:
-    return all(isinstance(value, Mapping) for value in values)
-
-
-def _dropped(table: Table, inherited: Table, own: Collection[str]) -> list[str]:
-    """Take keys out of `table` that are `inherited`, not one's `own`, and have no meaning any more; say which."""
-    said = []
-    for section, before in inherited.items():
-        now = table[section]
-        if not _are_tables(before, now):
-            continue
-        rest = [key for key in before if key in now and f"{section}.{key}" not in own]
-        for lost, why in _without_meaning(section, before, now, rest):
-            for key in lost:
-                del now[key]
-            said.append(f"{', '.join(f'{section}.{key}' for key in lost)}, which {why}")
-    return said
+    tables = [key for key, value in above.items() if isinstance(value, Mapping) and isinstance(below.get(key), Mapping)]
+    return {**below, **deepcopy(dict(above)), **{key: _merged(below[key], above[key]) for key in tables}}
 
 
 def _without_meaning(section: str, before: Table, now: Table, rest: list[str]) -> Iterator[tuple[list[str], str]]:
@@ -251,13 +248,12 @@ def _without_meaning(section: str, before: Table, now: Table, rest: list[str]) -
         fields = pick.find(name).model_fields if isinstance(name, str) and name != was else before
         if lost := [key for key in rest if key not in fields]:
             yield lost, f"{section}.{pick.by} = '{name}' does not have"
-    rules: Mapping[str, tuple[str, str | tuple[str, ...]]] = {}
-    if section in ("participation", "server"):
-        rules = Participation.only_for if section == "participation" else ServerOptimizer.only_for
-    elif section == "data" and isinstance(name := now.get("name"), str):
-        rules = source_class(name).only_for
-    for key, (choice, words) in rules.items():
-        words = (words,) if isinstance(words, str) else words
+    rules: Mapping[str, Mapping[str, tuple[str, Any]]]
+    rules = {"participation": Participation.only_for, "server": ServerOptimizer.only_for}
+    if section == "data" and isinstance(name := now.get("name"), str):
+        rules = {"data": source_class(name).only_for}
+    for key, (choice, given) in rules.get(section, {}).items():
+        words = (given,) if isinstance(given, str) else given
         if key in rest and before.get(choice) in words and now.get(choice) not in words:
             yield [key], f"is for {section}.{choice} = {' or '.join(map(repr, words))}"
 
@@ -290,15 +286,3 @@ def assignments(settings: Settings) -> Iterator[tuple[str, Any, str]]:
             table = _loaded(f"x = {word}", where)
             value = table["x"] if len(table) == 1 else word  # else the word has lines of its own
         yield key.strip(), value, where
-
-
-def set_key(table: Table, key: str, value: Any, where: str) -> None:
-    """Set ``a.b`` in a nested table; UsageError, which names `where`, if it leads through a value."""
-    *path, last = key.split(".")
-    if len(path) > DEPTH:
-        raise UsageError(f"{where}: expected tables at most {DEPTH} deep in one another")
-    for part in path:
-        table = table.setdefault(part, {})
-        if not isinstance(table, dict):
-            raise UsageError(f"{where}: '{part}' is a value, not a table")
-    table[last] = value

@@ -5,8 +5,7 @@ reduced (`bundled`). Clients who come with their data: femnist, sent140. Either:
 linear_spaces (`linear`), noisy_features, linear_mapping (`gaussians`). Two domains: two_digits. `formats` reads files.
 """
 
-from hpcfl.base.plugins import outside
-from hpcfl.base.registry import lookup, registered
+from hpcfl.base.plugins import lookup, outside, registered
 from hpcfl.data import dataset
 from hpcfl.data.base import ClientData, Federation, Header, InMemory, Source
 

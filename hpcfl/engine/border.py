@@ -126,14 +126,10 @@ def misfit(block: Block | None, part: Any, clients: int) -> str:
     if value.dtype != block.dtype:
         return f"expected {block.dtype} as in the layout, got {value.dtype}"
     if value.layout is not torch.strided or value.is_meta:
-        return f"expected numbers, got a tensor {'of' if value.is_meta else 'laid out as'} {_odd(value)}"
+        return f"expected numbers, got a tensor {'of meta' if value.is_meta else f'laid out as {value.layout}'}"
     if weight.is_complex() or weight.is_meta or not all(isfinite(each) and each >= 0 for each in weight.tolist()):
-        return f"expected weights that are finite and not negative, got {_odd(weight) or weight.tolist()}"
+        return f"expected weights that are finite and not negative, got {'meta' if weight.is_meta else weight.tolist()}"
     return ""
-
-
-def _odd(value: Tensor) -> str:
-    return "meta" if value.is_meta else "" if value.layout is torch.strided else str(value.layout)
 
 
 def like(state: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -223,39 +224,34 @@ def see_one_folder(folder: Path, token: str, comm: Any) -> bool:
 def begin(job: Job, rank: int, checkpoint: Path | None) -> Progress:
     """Return where a rank begins: before round 0, or after the checkpoint; each rank reads the clients it hosts."""
     now = job.begin(rank)
-    if checkpoint is not None:
-        try:
-            _take_up(now, checkpoint, job, rank)
-        except (ValueError, TypeError, LookupError, RuntimeError) as error:
-            what = f"{type(error).__name__}: {one_line(error)}"
-            raise RunError(f"checkpoint {checkpoint} does not fit the run: {what}") from error
+    if checkpoint is None:
+        return now
+    try:
+        now.saved = checkpoint
+        saved = store.load(checkpoint, personal=False)
+        now.round, now.stage = saved.round, Stage.of(saved.clock)
+        now.clock = {name: saved.clock[name] for name in now.clock}
+        now.norms, now.watch = Norms.restored(saved.memory), Watch.restored(saved.memory)
+        now.flights = Flights.restored(saved.memory, job.config.clients)
+        store.check_shared(saved.shared, now.shared)
+        hosted = [chunk.clients.tolist() for chunk in job.hosted(rank)]
+        store.check_personal(checkpoint, chain(*hosted), job.like, job.task.federation.shapes)
+        now.served = {version: restored(now.shared, state) for version, state in saved.served.items()}
+        now.shared, now.extras = restored(now.shared, saved.shared), restored(now.extras, saved.extras)
+        for state, clients in zip(now.personal.values(), hosted):
+            held = store.load_personal(checkpoint, clients) if state else {}
+            for name in state:
+                for row, client in enumerate(clients):
+                    state[name][row] = torch.from_numpy(held[client][name])
+        if saved.stale and rank == 0:
+
+            def everyone() -> Iterator[tuple[int, State]]:
+                for chunk in job.chunks:
+                    held = store.load_personal(checkpoint, chunk.clients.tolist())
+                    yield from ((client, restored(job.like(client), state)) for client, state in held.items())
+
+            now.extras = job.algorithm.recalled(job.task, now.extras, everyone)
+    except (ValueError, TypeError, LookupError, RuntimeError) as error:
+        what = f"{type(error).__name__}: {one_line(error)}"
+        raise RunError(f"checkpoint {checkpoint} does not fit the run: {what}") from error
     return now
-
-
-def _take_up(now: Progress, path: Path, job: Job, rank: int) -> None:
-    """Set a rank to where a checkpoint was written."""
-    now.saved = path
-    saved = store.load(path, personal=False)
-    now.round, now.stage = saved.round, Stage.of(saved.clock)
-    now.clock = {name: saved.clock[name] for name in now.clock}
-    now.norms, now.watch = Norms.restored(saved.memory), Watch.restored(saved.memory)
-    now.flights = Flights.restored(saved.memory, job.config.clients)
-    store.check_shared(saved.shared, now.shared)
-    hosted = [client for chunk in job.hosted(rank) for client in chunk.clients.tolist()]
-    store.check_personal(path, hosted, job.like, job.task.federation.shapes)
-    now.served = {version: restored(now.shared, state) for version, state in saved.served.items()}
-    now.shared, now.extras = restored(now.shared, saved.shared), restored(now.extras, saved.extras)
-    for chunk in job.hosted(rank):
-        state = now.personal[chunk.number]
-        held = store.load_personal(path, chunk.clients.tolist()) if state else {}
-        for name in state:
-            for row, client in enumerate(chunk.clients.tolist()):
-                state[name][row] = torch.from_numpy(held[client][name])
-    if saved.stale and rank == 0:
-
-        def everyone() -> Iterator[tuple[int, State]]:
-            for chunk in job.chunks:
-                held = store.load_personal(path, chunk.clients.tolist())
-                yield from ((client, restored(job.like(client), state)) for client, state in held.items())
-
-        now.extras = job.algorithm.recalled(job.task, now.extras, everyone)

@@ -118,27 +118,21 @@ class Job:
         with blaming(of=("model.name", "task.loss", "data.name")):
             task = Task(config.model, federation, config.seed, device, *how)
         task.paces = config.speed.paces(config.seed, config.clients)
-        with blaming(of=("algorithm.name",)):
-            return cls._dealt(config, task, ranks, chunk)
-
-    @classmethod
-    def _dealt(cls, config: Config, task: Task, ranks: int, chunk: int | None) -> Job:
-        """Return the job of a task, its clients in chunks."""
-        algorithm = config.method(task)
         give_back() if config.clock == "wall" and task.nbytes >= LEAN_BYTES else keep_freed()
-        if config.doubling.when == "gradient" and config.algorithm.init_server(task).keys().isdisjoint(task.initial()):
-            raise config.doubling.nothing_moves(config.algorithm.name)
-        auto = config.batch_clients == "auto"
-        size, single = chunk or (config.speed.chunk if auto else None), config.one_by_one or task.looped
-        size = size or chunk_size(config.batch_clients, config.clients, task.nbytes, single, task.heavy)
-        if auto and config.clock == "wall":
-            size = min(size, max(1, config.clients // (ranks - 1)))
-        chunks = cut(size, task.paces, ranks, kinds(algorithm, task))
-        job = cls(config, task, algorithm, chunks)
-        task.slots = job.slots()
-        config.speed.covers(config.rounds, config.clients, len(job.layers.tensors))
-        if config.model.initial is not None:
-            task.start.check_method(job.algorithm.name, job.algorithm.init_server(task), job.algorithm.personal(task))
+        with blaming(of=("algorithm.name",)):
+            algorithm, own = config.method(task), config.algorithm
+            if config.doubling.when == "gradient" and own.init_server(task).keys().isdisjoint(task.initial()):
+                raise config.doubling.nothing_moves(own.name)
+            auto = config.batch_clients == "auto"
+            size, single = chunk or (config.speed.chunk if auto else None), config.one_by_one or task.looped
+            size = size or chunk_size(config.batch_clients, config.clients, task.nbytes, single, task.heavy)
+            if auto and config.clock == "wall":
+                size = min(size, max(1, config.clients // (ranks - 1)))
+            job = cls(config, task, algorithm, cut(size, task.paces, ranks, kinds(algorithm, task)))
+            task.slots = job.slots()
+            config.speed.covers(config.rounds, config.clients, len(job.layers.tensors))
+            if config.model.initial is not None:
+                task.start.check_method(algorithm.name, algorithm.init_server(task), algorithm.personal(task))
         return job
 
     def slots(self) -> Slots | None:

@@ -52,7 +52,10 @@ def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop
         record.saving = saver.look()
         if recorder is not None:
             recorder.row(plan, record, record.sums, now.clock)
-        check_course(job, now, record, plan)
+        if fault := record.broken or job.guard.diverged(plan.arrived(record.rejected), record.rejected):
+            raise Diverged(now.round, f"round {plan.round}: {fault}")
+        if record.fruitless:
+            raise LearntNothing(now.round, f"round {plan.round}: {record.fruitless}")
         if reason or config.checkpoint.due(now.round, config.rounds):
             saver.save(now, record.scores)
         if reason and now.round < config.rounds:
@@ -66,8 +69,7 @@ def step(job: Job, now: Progress, record: Record, plan: Plan) -> None:
         state = job.border.step(ServerState(now.shared, now.extras), sums)
     now.shared, now.extras = state.shared, state.extras
     record.server_gradients = int(job.task.oracle_calls[SERVER])
-    rate = job.algorithm.learning_rate(now.round)
-    record.signal = job.config.doubling.signal(before, now.shared, sums, rate)
+    record.signal = job.config.doubling.signal(before, now.shared, sums, job.algorithm.learning_rate(now.round))
     with record.phases.phase("server"):
         record.metrics = job.algorithm.metrics(job.task, state)
         record.warnings = job.algorithm.warnings(job.task, state)
@@ -77,14 +79,6 @@ def step(job: Job, now: Progress, record: Record, plan: Plan) -> None:
     record.loss = number if told else record.loss
     counted = any(sums.weight(name) for name in sums)
     record.told |= now.watch.saw(now.round, len(plan.at_work) > 0, counted, record.loss, moved)
-
-
-def check_course(job: Job, now: Progress, record: Record, plan: Plan) -> None:
-    """Raise where a round has led out of all bounds, and where a run learns nothing."""
-    if fault := record.broken or job.guard.diverged(plan.arrived(record.rejected), record.rejected):
-        raise Diverged(now.round, f"round {plan.round}: {fault}")
-    if record.fruitless:
-        raise LearntNothing(now.round, f"round {plan.round}: {record.fruitless}")
 
 
 def close(job: Job, rounds: Rounds, now: Progress, record: Record, plan: Plan, reason: str) -> str:

@@ -82,8 +82,8 @@ def gathered(phases: Phases, comm: Any) -> dict[int, Floats]:
     own = phases.figures()
     if comm is None:
         return {0: own}
-    ranks = dict(enumerate(rows(comm, own)))
-    return ranks if comm.Get_rank() == 0 else {}
+    table = rows(comm, own)
+    return dict(enumerate(table)) if comm.Get_rank() == 0 else {}
 
 
 def report(ranks: Mapping[int, Floats]) -> None:

@@ -1,7 +1,11 @@
-"""What is recorded of a round, and the server's recorder that writes it."""
+"""What is recorded of each round, the columns of a run, the server's recorder that writes them, and what it says.
+
+That is a bar on a terminal, and a line per evaluation in a log. Only the server speaks.
+"""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,22 +15,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from hpcfl import store
-from hpcfl.base.errors import listed
-from hpcfl.base.terminal import say
+from hpcfl.base.errors import UsageError, listed
+from hpcfl.base.terminal import install, plain, raw, say
 from hpcfl.base.types import Floats, Ints
 from hpcfl.data import Federation
 from hpcfl.engine.job import Job
 from hpcfl.engine.profile import Phases
-from hpcfl.engine.progress import Reporter
-from hpcfl.engine.recorded_columns import columns
 from hpcfl.engine.stopping import decode, encode
-from hpcfl.learning.task import Task
 from hpcfl.mpi.transport import Transport
 from hpcfl.schedule.oracle import Spent
 from hpcfl.schedule.plan import Fate, Plan
-from hpcfl.store import Fact
+from hpcfl.store import Column, Fact
 from hpcfl.sums.guard import Rejection
 from hpcfl.sums.message import Sums
 
@@ -37,6 +40,88 @@ WALL = ("wall_seconds", "server_seconds", "compute_seconds", "wait_seconds", *SA
 """Columns that differ from run to run."""
 PHASE = {"compute_seconds": "compute", "wait_seconds": "waiting", "server_seconds": "server"}
 
+FATES = tuple(fate.name.lower() for fate in Fate)
+COLUMNS = (
+    Column("loss", (), "float64", "mean training loss over the visits that counted"),
+    Column("accuracy", (), "float64", "accuracy of the shared model on the global test set"),
+    Column("test_loss", (), "float64", "loss of the shared model on the global test set"),
+    Column("objective", (), "float64", "mean loss over all training samples, the server's included, penalty included"),
+    Column("client_accuracy", ("client",), "float64", "accuracy of the client's model on its own test part"),
+    Column("client_test_loss", ("client",), "float64", "loss of the client's model on its own test part"),
+    Column("mean_client_accuracy", (), "float64", "mean of client_accuracy over the clients of which it is known"),
+    Column("mean_client_test_loss", (), "float64", "mean of client_test_loss over the clients of which it is known"),
+    Column("cohort", ("client",), "bool", "client was invited, or at work where arrivals end rounds"),
+    Column("arrived", ("client",), "bool", "something of the client's visit counted"),
+    Column("rejected", ("client",), "bool", "the visit, or layers of it, did not count: not finite or too large"),
+    Column("fate", ("client",), "int8", "what became of the client's visit, -1 if it was at none", "", FATES),
+    Column("version", ("client",), "int64", "round whose state the client was served, -1 if not invited"),
+    Column("depth", ("client",), "int64", "first layer that counted, L + 1 for none, -1 if not invited"),
+    Column("blocks", ("client",), "int64", "layers of the client that counted"),
+    Column("visit_seconds", ("client",), "float64", "simulated seconds a whole visit takes, inf if it never ends", "s"),
+    Column("layer_weight", ("layer",), "float64", "sum of weights over the clients that reached the layer"),
+    Column("stage", (), "int64", "stage of doubling participant sets"),
+    Column("void", (), "bool", "no visit counted"),
+    Column("repeats", (), "int64", "void attempts before this round, participation.min_clients not being met"),
+    Column("deadline", (), "float64", "seconds until the round closed at the latest", "s"),
+    Column("round_seconds", (), "float64", "simulated seconds of this round", "s"),
+    Column("sim_seconds", (), "float64", "simulated seconds since the start", "s"),
+    Column("wall_seconds", (), "float64", "wall-clock seconds since the start", "s"),
+    Column("server_seconds", (), "float64", "wall-clock seconds of the server's step", "s"),
+    Column("checkpoint_wait_seconds", (), "float64", "seconds waited for checkpoints since the row before", "s"),
+    Column("checkpoint_seconds", (), "float64", "seconds that a checkpoint took, visible since the row before", "s"),
+    Column("checkpoint_bytes", (), "int64", "bytes of that checkpoint; 0 where there was none", "bytes"),
+    Column("message_bytes", (), "int64", "bytes of the layers that counted, as the method sends them", "bytes"),
+    Column("visits", ("rank",), "int64", "visits computed"),
+    Column("compute_seconds", ("rank",), "float64", "wall-clock seconds of computing", "s"),
+    Column("wait_seconds", ("rank",), "float64", "wall-clock seconds of sending and waiting", "s"),
+    Column("wire_bytes_in", ("rank",), "int64", "bytes received by MPI calls, evaluation excluded", "bytes"),
+    Column("wire_bytes_out", ("rank",), "int64", "bytes sent by MPI calls, evaluation excluded", "bytes"),
+)
+ARRIVALS = [
+    Column("arrival_client", ("arrival",), "int64", "whose visit arrived, in this order; -1: none did"),
+    Column("arrival_version", ("arrival",), "int64", "round whose state it began with"),
+    Column("arrival_staleness", ("arrival",), "int64", "the server's steps since then"),
+    Column("arrival_number", ("arrival",), "int64", "visits that the client had begun before with the same state"),
+    Column("arrival_depth", ("arrival",), "int64", "first layer that counted"),
+    Column("arrival_visit_seconds", ("arrival",), "float64", "seconds that the whole visit takes", "s"),
+    Column("arrival_seconds", ("arrival",), "float64", "when it arrived, since the start of the run", "s"),
+]
+ARRIVAL_STEPS = Column("arrival_steps", ("arrival",), "int64", "local steps that counted")
+ORACLE = (
+    Column("gradients", (), "int64", "gradients of single samples, the most that a visit that counted has computed"),
+    Column("server_gradients", (), "int64", "gradients of single samples that the server's step has computed"),
+    Column("vectors", (), "float64", "numbers that clients sent and that counted, over those of one client's model"),
+    Column("epochs_a", (), "int64", "epochs in which clients computed gradients and sent"),
+    Column("epochs_b", (), "int64", "epochs in which the server computed; rounds in a row without clients are one"),
+    Column("epochs_c", (), "int64", "epochs in which clients only sent"),
+    Column("oracle", (), "float64", "federated oracle complexity of the round: gradients plus phi times vectors"),
+    Column("running_time", (), "float64", "expected running time of the round's epochs as eq. 25 has it, in gradients"),
+)
+"""Columns of federated oracle complexity, where `oracle.record` asks for them."""
+STEPS = Column("steps", ("client",), "int64", "local steps of the client that counted, -1 if not invited")
+"""The column of visits that may be cut short at a step."""
+
+
+def columns(job: Job) -> list[Column]:
+    """All columns of a run; UsageError where a metric has the name of another one."""
+    found = [*COLUMNS, *(ORACLE if job.config.oracle.record else ())]
+    found += [STEPS] if job.config.participation.by_steps else []
+    if job.config.rules.by_arrivals:
+        found += ARRIVALS + ([ARRIVAL_STEPS] if job.config.participation.by_steps else [])
+    found += [Column(name, (), "float64", text) for name, text in job.algorithm.metric_columns.items()]
+    taken = {column.name for column in found}
+    for name in job.task.metrics:
+        if name == "accuracy":
+            continue
+        if taken & {name, f"client_{name}", f"mean_client_{name}"}:
+            raise UsageError(f"task.metrics: '{name}' is what another column is called; expected a name of its own")
+        found.append(Column(name, (), "float64", f"{name} of the shared model on the global test set"))
+        text = f"{name} of the client's model on its own test part"
+        found.append(Column(f"client_{name}", ("client",), "float64", text))
+        text = f"mean of client_{name} over the clients of which it is known"
+        found.append(Column(f"mean_client_{name}", (), "float64", text))
+    return found
+
 
 def about_clients(federation: Federation) -> list[Fact]:
     """What a run knows of its clients from the start, int64 [clients] each."""
@@ -46,13 +131,6 @@ def about_clients(federation: Federation) -> list[Fact]:
         Fact("test_samples", federation.test_sizes.astype(np.int64), "samples in the client's own test part"),
         Fact("features", features, "numbers in one sample's features"),
     ]
-
-
-def about_model(task: Task) -> dict[str, Any]:
-    """What a run records of its model: the names of its tensors, and which of its buffers count something."""
-    whole = task.whole
-    buffers = {} if whole is None else {name: whole.integer(name) for name in whole.buffers}
-    return {"names": [*task.initial()], "buffers": buffers}
 
 
 @dataclass
@@ -169,6 +247,59 @@ def released(ranks: int) -> tuple[str, int, str]:
     return "released", -1, f"clients are needed no more: {ranks} rank{'s' * (ranks > 1)} released"
 
 
+class Reporter:
+    """Tells of rounds that are safely on disk; `first` is the round that this start begins with.
+
+    Seconds are called by the `clock` that they are of.
+    """
+
+    def __init__(self, rounds: int, first: int, clock: str, quiet: bool = False) -> None:
+        self.rounds, self.clock, self.quiet = rounds, clock, quiet
+        self.text = self.short = ""
+        self.bar: Progress | None = None
+        if sys.stderr.isatty() and not quiet:
+            columns = BarColumn(20), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn()
+            self.bar = Progress(TextColumn("round"), *columns, console=Console(file=raw(sys.stderr)))
+            self.task = self.bar.add_task("", total=rounds, completed=first)
+            self.bar.start()
+            install()  # what is printed meanwhile goes to the bar's console, until it stops
+
+    def round(self, done: int, row: Mapping[str, Any]) -> None:
+        """Tell of one round; in a log only where it was evaluated."""
+        if "client_test_loss" in row:
+            known, invited = tested(row), int(np.sum(row["cohort"]))
+            self.short = plain(known)
+            known += f"objective {row['objective']:.6g}  " if "objective" in row else ""
+            loss = f"loss {row['loss']:.4f}  " if "loss" in row else "void  " if invited else ""
+            arrived = f"{int(np.sum(row['arrived']))}/{invited} arrived" if invited else "nobody invited"
+            self.text = f"{known}{loss}{arrived}  {self.clock} {row['sim_seconds']:.1f} s"
+        if self.bar is not None:
+            self.bar.update(self.task, completed=done, description=self.short)
+        elif not self.quiet and "client_test_loss" in row:
+            print(f"round {done}/{self.rounds}  {self.text}", flush=True)
+
+    def warn(self, kind: str, text: str, always: bool = False) -> None:
+        """Warn of something, also where the run is quiet if `always`."""
+        if self.bar is not None:
+            self.bar.console.print(plain(f"hpcfl: warning: {kind}: {text}"), markup=False, soft_wrap=True)
+        elif always or not self.quiet:
+            say(f"warning: {kind}: {text}")
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+
+def tested(row: Mapping[str, Any]) -> str:
+    """The metrics on the global test set, or where there is none the means over the clients' own, by their columns."""
+    said = []
+    for own in (key for key in row if key.startswith("client_") and key != "client_test_loss"):
+        name = own.removeprefix("client_") if own.removeprefix("client_") in row else f"mean_{own}"
+        if not np.isnan(row[name]):
+            said.append(f"{name} {row[name]:.4f}  ")
+    return "".join(said)
+
+
 class Recorder:
     """Writes metrics to an existing run folder, and tells of rounds that are on file.
 
@@ -211,8 +342,7 @@ class Recorder:
     def _fates(self, plan: Plan, record: Record) -> Ints:
         """Return what became of each client's last visit in the round, int64 [clients]; -1: it was at none."""
         fates: Ints = np.full(self.job.config.clients, -1)
-        last = plan.round + 1 == self.job.config.rounds
-        fates[plan.at_work] = Fate.CANCELLED if last else Fate.UNDER_WAY
+        fates[plan.at_work] = Fate.CANCELLED if plan.round + 1 == self.job.config.rounds else Fate.UNDER_WAY
         short = plan.depth > 1
         if plan.steps is not None:
             short |= plan.steps < self.job.planner.visit_steps[0][plan.cohort]

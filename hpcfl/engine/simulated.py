@@ -7,10 +7,11 @@ from functools import partial
 
 import numpy as np
 
-from hpcfl.algorithms.base import IteratedReduction, Message, Visits
+from hpcfl.algorithms.base import Message, Visits
 from hpcfl.base.device_copy import on_device
 from hpcfl.base.lazy import torch
 from hpcfl.base.types import Floats, Ints, State
+from hpcfl.engine.checkpointing import restored
 from hpcfl.engine.chunk_batches import Part
 from hpcfl.engine.iterated import blank, iterate, keep
 from hpcfl.engine.job import Job, Progress
@@ -54,8 +55,7 @@ class Simulated(Rounds):
         if self.job.personal_bytes:
             collected = self.transport.collect(self.job.chunks, now.personal, self.job.like)
             for (clients, state), chunk in zip(collected, self.job.chunks):
-                like = self.job.like(int(clients[0]))
-                taken[chunk.number] = {name: torch.from_numpy(state[name]).to(like[name], copy=True) for name in state}
+                taken[chunk.number] = restored(self.job.like(int(clients[0])), state)
         self.released = not self.serves
         if self.released:
             now.shared, now.personal, self.mine = {}, {}, []
@@ -91,7 +91,13 @@ class Simulated(Rounds):
         with record.timed("wait_seconds"):
             sums = self.transport.close(sums)
         if self.job.iterated is not None:
-            sums.iterated = self._iterated(self.job.iterated, now.shared, kept, record)
+
+            def reduce(responses: ExactSums) -> ExactSums:
+                with record.timed("wait_seconds"):
+                    return self.transport.share(responses)
+
+            with record.timed("compute_seconds"):
+                sums.iterated = iterate(self.job.iterated, now.shared, kept, reduce, self.transport.size)
         sent, received = self.transport.count()
         record.wire = received, sent
         if plan.arrivals is not None:
@@ -119,16 +125,6 @@ class Simulated(Rounds):
                 for name, value in evenly(after, task, own, seen).items():
                     personal[name][places] = value
 
-    def _iterated(self, reduction: IteratedReduction, shared: State, kept: list[Message], record: Record) -> State:
-        """Return what the reduction finds; all ranks iterate together."""
-
-        def reduce(sums: ExactSums) -> ExactSums:
-            with record.timed("wait_seconds"):
-                return self.transport.share(sums)
-
-        with record.timed("compute_seconds"):
-            return iterate(reduction, shared, kept, reduce, self.transport.size)
-
     def scores(self, now: Progress) -> Floats:
         """Let every rank test its own clients' models."""
         now.shared = self.transport.invite(now.shared)
@@ -146,8 +142,7 @@ class Simulated(Rounds):
     def together(self, record: Record, reason: str) -> str:
         """Bring every rank's figures together, and why it is to stop."""
         config = self.job.config
-        most = max(config.clients, config.rules.slots(config.clients))
-        return record.gather(self.transport, reason, most)
+        return record.gather(self.transport, reason, max(config.clients, config.rules.slots(config.clients)))
 
     def personal(self, now: Progress) -> Iterator[Saved]:
         """Yield what this rank hosts; where ranks see other folders, let all hand over theirs to the server."""

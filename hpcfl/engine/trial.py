@@ -15,8 +15,6 @@ from hpcfl.algorithms.base import Message, ServerState, Task, Visits
 from hpcfl.base.blame import blaming, place_of
 from hpcfl.base.errors import RunError, in_place, listed
 from hpcfl.base.lazy import Tensor, torch
-from hpcfl.config import Config
-from hpcfl.data import Federation
 from hpcfl.engine.border import differing, kind, like, samples_of
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.uneven import Sent, collected
@@ -63,8 +61,16 @@ def tried(job: Job, now: Progress, data_dir: Path | None) -> None:
         if own.keys() - {"algorithm.name"}:
             with blaming(first, ("model.name", "task.loss", "data.name")):
                 _try_batch(task, visits, own, _within(job))
-        if "data.name" in own:
-            _try_data(config, data_dir, task.federation, client, own["data.name"])
+        shapes, counts = task.federation.shapes, (sizes + task.federation.test_sizes).tolist()
+        if "data.name" in own and sum(4 * count * prod(shape) for count, shape in zip(counts, shapes)) <= SMALL:
+            other = config.federation(data_dir).client(client)
+            for part, values in vars(task.federation.client(client)).items():
+                if not np.array_equal(values, getattr(other, part), equal_nan=values.dtype.kind == "f"):
+                    line = f"{part} of client {client} are others when they are made again"
+                    name = own["data.name"]
+                    raise RunError(
+                        f"data.name = '{name}': {line}: random numbers come from hpcfl.keyed{place_of(name)}"
+                    )
         if "algorithm.name" in own and job.algorithm.invites(0):
             with blaming(first, ("algorithm.name",)):
                 _try_method(replace(job, task=task), now, visits)
@@ -103,9 +109,8 @@ def _try_batch(task: Task, visits: Visits, own: Mapping[str, str], within: float
         refuse("gradients are not finite", "task.loss", "model.name")
     if not any(each.any() for each in found.values()):
         refuse("all gradients are 0: the loss does not depend on the parameters", "task.loss", "model.name")
-    for name, value in before.items():
-        if not _same(value, held[name]):
-            refuse(in_place(name), "task.loss" if name == "labels" else "model.name")
+    if name := _apart(before, held):
+        refuse(in_place(name), "task.loss" if name == "labels" else "model.name")
     again, other = task.gradients(params, batch)
     if _apart({**found, "loss": losses}, {**again, "loss": other}, within):
         refuse(
@@ -113,18 +118,6 @@ def _try_batch(task: Task, visits: Visits, own: Mapping[str, str], within: float
             "Python's global generator alone, and nothing else that outlasts a step",
             *("model.name", "task.loss"),
         )
-
-
-def _try_data(config: Config, data_dir: Path | None, one: Federation, client: int, name: str) -> None:
-    """Compare data with those that are made once more, unless they are large."""
-    counts = one.train_sizes + one.test_sizes
-    if sum(4 * int(count) * prod(shape) for count, shape in zip(counts, one.shapes)) > SMALL:
-        return
-    other = config.federation(data_dir).client(client)
-    for part, values in vars(one.client(client)).items():
-        if not np.array_equal(values, getattr(other, part), equal_nan=values.dtype.kind == "f"):
-            line = f"{part} of client {client} are others when they are made again"
-            raise RunError(f"data.name = '{name}': {line}: random numbers come from hpcfl.keyed{place_of(name)}")
 
 
 def _try_method(job: Job, now: Progress, visits: Visits) -> None:
@@ -147,9 +140,8 @@ def _try_method(job: Job, now: Progress, visits: Visits) -> None:
     blocks = {name: part for message in sent for name, part in message.items()}
     if now.shared.keys() != shared.keys():
         border.refuse("client changes the names of the shared state, which it is given")
-    for name, value in before.items():
-        if not _same(value, given[name]):
-            border.refuse(f"client: {in_place(name)}")
+    if name := _apart(before, given):
+        border.refuse(f"client: {in_place(name)}")
     if name := next((name for name, (value, _) in blocks.items() if not value.isfinite().all()), ""):
         border.refuse(f"client sent '{name}' that is not finite in round 0")
     counted = any(weight.any() for name, (_, weight) in blocks.items() if name != METRIC)
@@ -182,8 +174,7 @@ def _try_server(job: Job, now: Progress, visits: Visits, sent: Iterable[Message]
     if name := _apart(state.shared, again.shared, _within(job)):
         border.refuse(f"the server's step gave other numbers for '{name}' when asked the same again: {ELSEWHERE}")
     personal = {name: value[None] for name, value in method.init_client(task, int(visits.clients[0])).items()}
-    test = Visits.for_test(1, visits.clients)
-    params = method.model(task, state.shared, personal, test)
+    params = method.model(task, state.shared, personal, Visits.for_test(1, visits.clients))
     if not isinstance(params, Mapping):
         border.refuse(f"model returned {kind(params)}, expected the model's tensors, {{name: [c, …]}}")
     wanted = like({name: value[None] for name, value in task.initial(int(visits.clients[0])).items()})
@@ -202,17 +193,16 @@ def _try_server(job: Job, now: Progress, visits: Visits, sent: Iterable[Message]
             border.refuse(f"metrics returned {kind(value)} as '{name}', expected a number")
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors are equal; what is not finite is equal to itself."""
-    return torch.equal(one, other) or torch.equal(one.nan_to_num(), other.nan_to_num())
-
-
 def _apart(one: Mapping[str, Tensor], other: Mapping[str, Tensor], within: float = 0.0) -> str:
-    """Return the first name whose numbers differ, or do by more than a share of the largest; "" where none do."""
+    """Return the first name whose numbers differ, or do by more than a share of the largest; "" where none do.
+
+    What is not finite is equal to itself.
+    """
 
     def alike(value: Tensor, again: Tensor | None) -> bool:
         if again is None or value.shape != again.shape:
             return False
-        return torch.equal(value, again) or (within > 0 and tracing.share_apart(value, again) <= within)
+        same = torch.equal(value, again) or torch.equal(value.nan_to_num(), again.nan_to_num())
+        return same or (within > 0 and tracing.share_apart(value, again) <= within)
 
     return next((name for name, value in one.items() if not alike(value, other.get(name))), "")

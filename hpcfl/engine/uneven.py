@@ -65,8 +65,7 @@ def _apart(compute: Callable[[State, Visits], Sent], task: Task, personal: State
             which, values, weights = zip(*((rows[: len(weight)], value, weight) for rows, value, weight in there))
             joined[name] = _in_order(which, values), _in_order(which, weights)
         messages.append(joined)
-    state = {name: _in_order(groups, [after[name] for _, after in parts]) for name in parts[0][1]}
-    return messages, state
+    return messages, {name: _in_order(groups, [after[name] for _, after in parts]) for name in parts[0][1]}
 
 
 def _in_order(rows: Sequence[Ints], values: Sequence[Tensor]) -> Tensor:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from hpcfl.base.lazy import Tensor, torch, xarray
 from hpcfl.base.memory import LARGE_PAGES
 from hpcfl.config import Config, Overlay
 from hpcfl.engine import stopping
-from hpcfl.launch.request import RunRequest, default_folder, run_request
+from hpcfl.launch.request import default_folder, run_request
 from hpcfl.launch.run import launch
 from hpcfl.mpi.cores import cores
 from hpcfl.mpi.devices import VISIBLE
@@ -145,9 +145,7 @@ def run(
     data = Path(place) if place else None
     silent = not sys.stdout.isatty() if quiet is None else quiet
 
-    def decide() -> RunRequest | None:
-        return run_request(config, settings or {}, folder, data, resume, force, overlays, trust, quiet=silent)
-
+    decide = partial(run_request, config, settings or {}, folder, data, resume, force, overlays, trust, quiet=silent)
     with _left_as_it_was():
         comm = world() if comm is None else comm
         try:

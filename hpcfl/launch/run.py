@@ -33,15 +33,12 @@ from hpcfl.engine.hangs import Moves, watched
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.loop import run
 from hpcfl.engine.profile import Phases, gathered, report
-from hpcfl.engine.progress import Reporter
-from hpcfl.engine.record import Recorder, about_clients, about_model
-from hpcfl.engine.recorded_columns import columns
+from hpcfl.engine.record import Recorder, Reporter, about_clients, columns
 from hpcfl.engine.rounds import Rounds
 from hpcfl.engine.simulated import Simulated
 from hpcfl.engine.trial import tried
-from hpcfl.launch.alike import builds, check_builds, check_code, other_code, package_digest
+from hpcfl.launch import host
 from hpcfl.launch.failure import ERROR_FILE, GIVE_UP_SECONDS, fail, noted, raise_together
-from hpcfl.launch.host import fixed_arithmetic, other_device, placed, read_once
 from hpcfl.launch.request import RunRequest
 from hpcfl.mpi.channel import connect
 from hpcfl.mpi.collective import Collective
@@ -75,11 +72,11 @@ def launch(
     """
     request = None
     try:
-        found = builds(comm)
+        found = host.builds(comm)
         serves = comm is None or comm.Get_rank() == 0
 
         def decided() -> RunRequest | None:
-            mixed = check_builds(found, allow_mixed)
+            mixed = host.check_builds(found, allow_mixed)
             made = decide()
             return made and made.model_copy(update={"mixed": mixed})
 
@@ -113,24 +110,28 @@ def carry_out(request: RunRequest, comm: Any) -> None:
     if rank == 0:
         (request.folder / ERROR_FILE).unlink(missing_ok=True)
     with telling(comm, config.patience) if comm is not None else nullcontext():
-        found = told(comm, f"{os.getpid()} {socket.gethostname()}")
-    processes = [(host, number) for number, _, host in (text.partition(" ") for text in found)]
-    hosts = [host for host, _ in processes]
-    share = _share(comm, hosts)
+        own = processors()
+        found = told(comm, json.dumps([socket.gethostname(), str(os.getpid()), [*own.cores], {**own.quotas}]))
+    here = [json.loads(text) for text in found]
+    processes, hosts = [(host, number) for host, number, *_ in here], [host for host, *_ in here]
+    share = shares([Processors(*known) for _, _, *known in here], hosts)[rank]  # of the cores of its host
     count = config.threads
     if count == "auto":
         count = threads(share, os.environ.get("OMP_NUM_THREADS", "")) if config.clock == "wall" else 1
     os.environ["OMP_NUM_THREADS"] = str(count)  # torch reads it once, when it is loaded
     prefer_large_pages(os.environ)
     counts = [int(each) for each in told(comm, str(count))]
-    ranks = _roll(config, comm, hosts)
+    ranks = comm  # with which the job starts, or what stands for it where some may be missing
+    if comm is not None and config.start_within is not None:
+        lanes = connect(comm, config.lane_width, hosts, has_ulfm(comm), config.participation.by_arrivals)
+        ranks = Roll(comm, config.start_within, lanes)
     with _without_absent(request, ranks):
         board = _board(ranks, hosts) if config.clock == "wall" else None
-        device, devices = placed(config, ranks, hosts)
-    with fixed_arithmetic(config.reproducible and device != "cpu"):
+        device, devices = host.placed(config, ranks, hosts)
+    with host.fixed_arithmetic(config.reproducible and device != "cpu"):
         with _without_absent(request, ranks), watched(Moves(), config.patience, rank, len(hosts)):
             job, now = _prepared(config, request, ranks, hosts, device, count, share)
-            check_code(config, ranks)
+            host.check_code(config, ranks)
             where = {"hosts": hosts, "devices": devices, "threads": counts}
             opened = partial(_open, request, processes, where, job, now, ranks)
             raise_together(ranks, opened if rank == 0 else lambda: None)
@@ -149,21 +150,13 @@ def carry_out(request: RunRequest, comm: Any) -> None:
         raise stopped
 
 
-def _roll(config: Config, comm: Any, hosts: list[str]) -> Any:
-    """The communicator with which the job starts, or what stands for it where some ranks may be missing."""
-    if comm is None or config.start_within is None:
-        return comm
-    arrivals = config.participation.by_arrivals
-    return Roll(comm, config.start_within, connect(comm, config.lane_width, hosts, has_ulfm(comm), arrivals))
-
-
 def _board(comm: Any, hosts: list[str]) -> Noticeboard:
     """What this rank shares with the others of its host, of which the first offers it."""
     if comm is None:
         return Noticeboard()
     first = hosts.index(hosts[comm.Get_rank()])
     own = Noticeboard.offered() if comm.Get_rank() == first else None
-    words = names(comm, own.words if own else "")[first]
+    words = names(comm, own.words if own else "")[first]  # all ranks ask
     return own or Noticeboard.found(words)
 
 
@@ -192,7 +185,18 @@ def _prepared(
         Patience.crowd = 1 / share
 
     def check() -> None:
-        _check_mpi(config, comm, hosts)
+        if config.clock == "wall" and comm is not None:
+            check_communicators(library(MPI.Get_library_version()), config.lane_width, hosts)
+        expected = "expected Open MPI 5 started with 'mpiexec --with-ft ulfm'"
+        for key, wanted, instead in (("fault_tolerance", "ulfm", "auto"), ("lost_clients", "rehost", "drop")):
+            if getattr(config, key) == wanted and not has_ulfm(comm):
+                why = f"this MPI does not tell of dead ranks; {expected}"
+                raise UsageError(f"{key} = '{wanted}': {why}; did you mean {key} = '{instead}'?")
+        if config.min_ranks is not None and config.min_ranks > size:
+            raise refusal("min_ranks", f"at most {size}, the ranks of this job", config.min_ranks, size)
+        if config.min_ranks is not None and config.min_ranks < size and not has_ulfm(comm):
+            why = f"this MPI ends a job of {size} ranks with the first of them"
+            raise UsageError(f"min_ranks = {config.min_ranks}: {why}; {expected}; remove it")
         torch.set_num_threads(count)
 
     def make(computing: Computing | None = request.computing) -> tuple[Job, Progress]:
@@ -204,36 +208,12 @@ def _prepared(
             say(f"threads = {count}: torch was loaded before, and keeps {torch.get_num_threads()}")
         return job, begin(job, rank, request.checkpoint)
 
-    with read_once(config, request.data_dir, comm, hosts, check) as federation:
+    with host.read_once(config, request.data_dir, comm, hosts, check) as federation:
         job, now = raise_together(comm, make)
     if comm is None:
         return job, now
     decided = cast("Computing", tell(comm, job.task.computing))  # rank 0's: others may be other machines
     return (job, now) if decided == job.task.computing else make(decided)
-
-
-def _share(comm: Any, hosts: list[str]) -> float:
-    """How many cores' worth of its host this rank has; `hosts` [ranks] are those of all ranks."""
-    own = processors()
-    everyone = told(comm, json.dumps([list(own.cores), dict(own.quotas)]))
-    return shares([Processors(*json.loads(text)) for text in everyone], hosts)[0 if comm is None else comm.Get_rank()]
-
-
-def _check_mpi(config: Config, comm: Any, hosts: list[str]) -> None:
-    if config.clock == "wall" and comm is not None:
-        check_communicators(library(MPI.Get_library_version()), config.lane_width, hosts)
-    expected = "expected Open MPI 5 started with 'mpiexec --with-ft ulfm'"
-    keys = {"fault_tolerance": ("ulfm", "auto"), "lost_clients": ("rehost", "drop")}
-    for key, (wanted, instead) in keys.items():
-        if getattr(config, key) == wanted and not has_ulfm(comm):
-            why = f"this MPI does not tell of dead ranks; {expected}"
-            raise UsageError(f"{key} = '{wanted}': {why}; did you mean {key} = '{instead}'?")
-    size = 1 if comm is None else comm.Get_size()
-    if config.min_ranks is not None and config.min_ranks > size:
-        raise refusal("min_ranks", f"at most {size}, the ranks of this job", config.min_ranks, size)
-    if config.min_ranks is not None and config.min_ranks < size and not has_ulfm(comm):
-        why = f"this MPI ends a job of {size} ranks with the first of them"
-        raise UsageError(f"min_ranks = {config.min_ranks}: {why}; {expected}; remove it")
 
 
 def _in_step(
@@ -301,11 +281,11 @@ def _run_rounds(
     job: Job, request: RunRequest, rounds: Rounds, now: Progress, processes: Processes, rank: int, stop: stopping.Stop
 ) -> Stopped | None:
     """Run the rounds that are left, recorded by the server; return why not all of them, if so."""
-    recorder = stopped = None
+    recorder, stopped, folder = None, None, request.folder
     if rounds.serves:
         reporter = Reporter(job.config.rounds, now.round, job.config.clock, request.quiet)
-        recorder = Recorder(request.folder, job, len(processes), now.round, reporter)
-    saver = Saver(job, rounds, request.folder, rank, processes[0][1], now.round, recorder)
+        recorder = Recorder(folder, job, len(processes), now.round, reporter)
+    saver = Saver(job, rounds, folder, rank, processes[0][1], now.round, recorder)
     try:
         run(job, rounds, recorder, now, stop, saver)
     except Stopped as early:
@@ -315,14 +295,9 @@ def _run_rounds(
         raise
     saver.finish()
     rounds.phases.end()
-    if recorder is not None:
-        recorder.close()
-        _write_end(request.folder, stopped)
-    return stopped
-
-
-def _write_end(folder: Path, stopped: Stopped | None) -> None:
-    """Write down, and say, how the rounds ended."""
+    if recorder is None:
+        return stopped
+    recorder.close()
     stopping.withdraw(folder)
     store.seal(folder)  # before the status: whoever reads it finds all rows, and somebody may go on with the run
     if stopped is None:
@@ -334,6 +309,7 @@ def _write_end(folder: Path, stopped: Stopped | None) -> None:
         store.write_status(folder, "stopped", stopped.reason)
         print(f"stopped after round {stopped.round} ({stopped.reason}); hpcfl resume {folder} goes on", flush=True)
     store.release(folder)  # now: a process that waits for the status need not wait for the last rank to leave
+    return stopped
 
 
 def _open(
@@ -346,7 +322,21 @@ def _open(
         check_there(job.config.min_ranks, len(processes), absent, ranks.seconds)
     folder = request.folder
     if request.new:
-        attributes = _attributes(request, where, job)
+        whole = job.task.whole
+        buffers = {} if whole is None else {name: whole.integer(name) for name in whole.buffers}  # which of them count
+        facts = {
+            **where,
+            "code": job.config.code or None,
+            "computing": {"how": job.task.computing, "why": job.task.why},
+            "samples": about_samples(job.task.federation),
+            "tensors": {"names": [*job.task.initial()], "buffers": buffers},
+            "files": job.config.files or None,
+            "versions": versions(),
+        }
+        attributes = {name: json.dumps(value) for name, value in facts.items() if value is not None}
+        attributes |= {"config": request.config, "data_dir": str(request.data_dir or ""), "chunk": str(job.chunk)}
+        attributes |= {"git_commit": git_commit(), "package_sha256": host.package_digest()}
+        attributes |= {"mixed": request.mixed} if request.mixed else {}
         with _writable(folder):
             folder.mkdir(parents=True, exist_ok=True)
             store.take(folder, request.force)
@@ -356,7 +346,7 @@ def _open(
         if changed := _changed(held, request, job.config.code):
             with _writable(folder):
                 store.rebuild(folder, changed)
-        if other := other_device(held, where["devices"]):
+        if other := host.other_device(held, where["devices"]):
             say(f"'{folder}' {other}")
     if line := plugins.run_here(job.config.code):
         say(f"'{folder}': {line}")
@@ -366,23 +356,6 @@ def _open(
         mark.touch()
         stopping.withdraw(folder)  # before the status: from then on requests are for this start
         store.write_status(folder, "running", ranks=[f"process {number} on {host}" for host, number in processes])
-
-
-def _attributes(request: RunRequest, where: Mapping[str, Any], job: Job) -> dict[str, str]:
-    """What a new run records of itself, beside what it knows of its clients."""
-    facts = {
-        **where,
-        "code": job.config.code or None,
-        "computing": {"how": job.task.computing, "why": job.task.why},
-        "samples": about_samples(job.task.federation),
-        "tensors": about_model(job.task),
-        "files": job.config.files or None,
-        "versions": versions(),
-    }
-    attributes = {name: json.dumps(value) for name, value in facts.items() if value is not None}
-    attributes |= {"config": request.config, "data_dir": str(request.data_dir or ""), "chunk": str(job.chunk)}
-    attributes |= {"git_commit": git_commit(), "package_sha256": package_digest()}
-    return attributes | ({"mixed": request.mixed} if request.mixed else {})
 
 
 @contextmanager
@@ -402,7 +375,7 @@ def _changed(held: dict[str, Any], request: RunRequest, code: dict[str, dict[str
         changes.append({"key": "rounds", "from": before, "to": after})
         attributes["config"] = request.config
     recorded = json.loads(held.get("code", "{}"))
-    if line := other_code(code, recorded, "this process", "the run"):
+    if line := host.other_code(code, recorded, "this process", "the run"):
         if not request.force:
             raise UsageError(line)
         changes.append({"key": "code", "from": recorded, "to": code})

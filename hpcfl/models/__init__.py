@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hpcfl.base.plugins import outside
-from hpcfl.base.registry import lookup, registered
+from hpcfl.base.plugins import lookup, outside, registered
 from hpcfl.models import foreign
 from hpcfl.models.base import Chance, Model, ModuleModel, Width
 

@@ -6,7 +6,7 @@ Judged from headers and checkpoints; torch is imported only when there are model
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -36,7 +36,7 @@ from hpcfl.learning.loss import class_axis
 from hpcfl.learning.task import Task
 from hpcfl.mpi.devices import chosen
 from hpcfl.mpi.placement import Chunk, chunk_size, cut
-from hpcfl.store.reading import tell
+from hpcfl.store.inside import tell
 
 Array = npt.NDArray[Any]
 STORED = ("stored", "shared")
@@ -101,8 +101,7 @@ def open_models(
         if not isinstance(known, Absent):
             like = config.method(task).init_client
             store.check_personal(path, range(config.clients), lambda client: like(task, client), known.shapes)
-    chunk = recorded_chunk(attributes)
-    facts = algorithm, saved.round, saved.shared, saved.extras, path, task, shared, chunk
+    facts = algorithm, saved.round, saved.shared, saved.extras, path, task, shared, recorded_chunk(attributes)
     return Models(config, *facts, federation, absent)
 
 
@@ -180,17 +179,6 @@ def recorded(attributes: Mapping[str, str]) -> Computing:
 def recorded_chunk(attributes: Mapping[str, str]) -> int | None:
     """Return the size of a run's chunks; None where it is not recorded and follows from the config."""
     return int(attributes["chunk"]) if "chunk" in attributes else None
-
-
-def loaded(
-    config: Config, data: Path | None, saved: store.Checkpoint, path: Path, clients: Iterable[int]
-) -> tuple[Task, State]:
-    """Return a run's task and its shared state; UsageError where the data of some clients are not those of the run."""
-    federation = config.federation(data)
-    task, shared = with_shared(config, federation, saved)
-    algorithm = config.method(task)
-    store.check_personal(path, clients, lambda client: algorithm.init_client(task, client), federation.shapes)
-    return task, shared
 
 
 def with_shared(
@@ -362,8 +350,7 @@ class ClientModel:
         axis = None if labels.dtype.kind == "f" else class_axis(outputs[None], torch.empty(shape))
         if axis is not None:
             return outputs[None].argmax(axis)[0].numpy()
-        single = labels.ndim == 1 and outputs.shape[1:] == (1,)
-        return (outputs[:, 0] if single else outputs).numpy()
+        return (outputs[:, 0] if labels.ndim == 1 and outputs.shape[1:] == (1,) else outputs).numpy()
 
     def _outputs(self, x: Array, last: int | None) -> Array:
         """Return what the layers before number `last` (None: all) make of features, ``[n, …]``."""

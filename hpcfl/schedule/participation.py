@@ -1,16 +1,19 @@
-"""Who takes part in a run, who is invited to a round, and when the round closes: independent choices."""
+"""Who takes part in a run, who is invited to a round, and when the round closes: independent choices.
+
+And what a change counts that a client made from an older state than the server has when it arrives.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from itertools import pairwise
-from math import inf, isfinite
-from typing import Annotated, Any, ClassVar, Literal
+from math import inf
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from hpcfl.base.config import ConfigBase
+from hpcfl.base.config import ConfigBase, worded
 from hpcfl.base.errors import UsageError, check_within, no_meaning, refusal, toml
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats, Ints
@@ -23,34 +26,10 @@ ARRIVALS = (
 Deadline = float | Literal["adaptive"] | tuple[tuple[int, float], ...]
 
 
-def _counted(value: Any) -> Any:
-    several = isinstance(value, (list, tuple))
-    if all(isinstance(each, int) and not isinstance(each, bool) for each in (value if several else [value])):
-        return tuple(value) if several else value
-    raise ValueError("expected a number of clients or a list of ids")
-
-
-def _shaped(value: Any) -> Any:
-    if value is None or _is_number(value) or value == "adaptive":
-        return value
-    if isinstance(value, (list, tuple)) and all(_is_step(step) for step in value):
-        return tuple(tuple(step) for step in value)
-    raise ValueError("expected seconds, 'adaptive' or [[round, seconds], ...]")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _is_step(step: Any) -> bool:
-    pair = isinstance(step, (list, tuple)) and len(step) == 2 and all(map(_is_number, step))
-    return pair and isinstance(step[0], int) and isfinite(step[1])
-
-
 class Participation(ConfigBase):
     """Who is invited to a round, and when it closes: two independent choices."""
 
-    hold_out: Annotated[int | tuple[int, ...], BeforeValidator(_counted)] = 0
+    hold_out: Annotated[int | tuple[int, ...], worded("a number of clients or a list of ids")] = 0
     """Clients that are kept out of the run, to be its newcomers (`hpcfl adapt`): the last so many, or those whose ids
     are listed. They are never invited, and their accuracy during the run is not known; all that counts clients counts
     the others."""
@@ -70,7 +49,7 @@ class Participation(ConfigBase):
     most as many as are invited."""
     grace: float | None = Field(None, ge=0)
     """Seconds for which a round that has its quorum waits for more (``close = "quorum"`` only); by default 0."""
-    deadline: Annotated[Deadline | None, BeforeValidator(_shaped)] = None
+    deadline: Annotated[Deadline | None, worded("seconds, 'adaptive' or [[round, seconds], ...]")] = None
     """Seconds above 0 after which a round closes, fewer or more of them from some rounds on (``[[0, 1.0], [100,
     0.5]]``), or what past visits suggest (``adaptive``). With ``close = "deadline"`` it is 1.0 by default; beside
     ``first``, ``quorum`` and the `buffer` of ``arrivals`` it is an upper bound, by default none."""
@@ -132,41 +111,43 @@ class Participation(ConfigBase):
 
     def check(self, clients: int) -> None:
         """Raise UsageError where a number does not fit the number of clients."""
-        self._check_held_out(clients)
+        key, ids = "participation.hold_out", self.hold_out if isinstance(self.hold_out, tuple) else ()
+        if isinstance(self.hold_out, int):
+            check_within(key, self.hold_out, 0, clients - 1)
+        for number, client in enumerate(ids):
+            if not 0 <= client < clients:
+                raise refusal(key, f"ids 0 … {clients - 1}", client, min(max(client, 0), clients - 1))
+            if client in ids[:number]:
+                raise UsageError(f"{key}: expected each id once, got {client} twice")
+        if self._held == clients:
+            most = f"at most {clients - 1} ids, so that somebody takes part"
+            raise UsageError(f"{key}: expected {most}, got {clients}")
         invited = self.invited(clients)
-        for key in ("size", "first", "quorum", "grace", *ARRIVALS):
-            choice, word = self.only_for[key]
-            if getattr(self, choice) != word and getattr(self, key) != type(self).model_fields[key].default:
-                raise self._no_meaning(key, choice, word)
+        self.check_only_for("participation.", "invite", {"size": "uniform"})
+        keys = "first", "quorum", "grace", *ARRIVALS
+        self.check_only_for("participation.", "close", {key: self.only_for[key][1] for key in keys})
         for key, largest in (("size", clients - self._held), ("first", invited), ("quorum", invited)):
             (choice, word), value = self.only_for[key], getattr(self, key)
             if getattr(self, choice) == word:
                 if value is None:
                     raise UsageError(f"participation.{key}: {choice} = '{word}' needs it")
                 check_within(f"participation.{key}", value, 1, largest)
-        self._check_deadline()
+        deadline = self.deadline if isinstance(self.deadline, tuple | float) else ((0, 1.0),)
+        steps = deadline if isinstance(deadline, tuple) else ((0, deadline),)
+        rounds = [start for start, _ in steps]
+        if rounds[:1] != [0]:
+            got = f"got one from round {rounds[0]}" if rounds else "got none"
+            raise UsageError(f"participation.deadline: expected a first entry [0, seconds], {got}")
+        for before, after in pairwise(rounds):
+            if after <= before:
+                raise UsageError(f"participation.deadline: expected ascending rounds, got {after} after {before}")
+        for start, seconds in steps:
+            if seconds <= 0:
+                where = f" from round {start} on" if len(steps) > 1 else ""
+                raise UsageError(f"participation.deadline: expected seconds above 0, got {seconds}{where}")
         if self.by_arrivals:
             self._check_arrivals(clients - self._held, self.at_work(clients))
         check_within("participation.min_clients", self.min_clients, 0, self.enough or invited)
-
-    def _check_held_out(self, clients: int) -> None:
-        key, held = "participation.hold_out", self.hold_out
-        if isinstance(held, int):
-            check_within(key, held, 0, clients - 1)
-            return
-        for number, client in enumerate(held):
-            if not 0 <= client < clients:
-                raise refusal(key, f"ids 0 … {clients - 1}", client, min(max(client, 0), clients - 1))
-            if client in held[:number]:
-                raise UsageError(f"{key}: expected each id once, got {client} twice")
-        if len(held) == clients:
-            raise UsageError(f"{key}: expected at most {clients - 1} ids, so that somebody takes part, got {clients}")
-
-    def _no_meaning(self, key: str, choice: str, word: object) -> UsageError:
-        """Return the error for a key that is only for another word of a choice."""
-        here = f"participation.{choice}"
-        beside, other = f"{here} = {toml(getattr(self, choice))}", f"{here} = {toml(word)}"
-        return no_meaning(f"participation.{key}", getattr(self, key), beside, other)
 
     def check_effect(self, layerwise: bool, sure: bool) -> None:
         """Raise UsageError where a key speaks of visits that are missing or cut short, and none can be.
@@ -179,26 +160,11 @@ class Participation(ConfigBase):
             All visits come that are waited for, as in simulated time.
         """
         idle = ("layers", "steps") if layerwise else ("layers", "steps", "discard")
+        beside, other = (f"participation.close = '{word}'" for word in (self.close, "deadline"))
         if self.close == "all" and self.partial in idle:
-            raise self._no_meaning("partial", "close", "deadline")
+            raise no_meaning("participation.partial", self.partial, beside, other)
         if self.min_clients and self.bound is None and sure:
-            raise self._no_meaning("min_clients", "close", "deadline")
-
-    def _check_deadline(self) -> None:
-        if self.deadline is None or self.deadline == "adaptive":
-            return
-        steps = self.deadline if isinstance(self.deadline, tuple) else ((0, self.deadline),)
-        rounds = [start for start, _ in steps]
-        if rounds[:1] != [0]:
-            got = f"got one from round {rounds[0]}" if rounds else "got none"
-            raise UsageError(f"participation.deadline: expected a first entry [0, seconds], {got}")
-        for before, after in pairwise(rounds):
-            if after <= before:
-                raise UsageError(f"participation.deadline: expected ascending rounds, got {after} after {before}")
-        for start, seconds in steps:
-            if seconds <= 0:
-                where = f" from round {start} on" if len(steps) > 1 else ""
-                raise UsageError(f"participation.deadline: expected seconds above 0, got {seconds}{where}")
+            raise no_meaning("participation.min_clients", self.min_clients, beside, other)
 
     def _check_arrivals(self, members: int, at_work: int) -> None:
         check_within("participation.concurrency", at_work, 1, members)
@@ -337,5 +303,51 @@ class Participation(ConfigBase):
         members = self.taking_part(clients)
         if self.invite == "all":
             return members
-        rng = keyed(seed, "cohort", round, step=attempt)
-        return np.sort(rng.choice(members, self.invited(clients), replace=False))
+        return np.sort(keyed(seed, "cohort", round, step=attempt).choice(members, self.invited(clients), replace=False))
+
+
+class Staleness(ConfigBase):
+    """What a visit's change counts by its staleness x, with ``participation.close = "arrivals"``.
+
+    x is how many steps the server has taken since the client began: 0 where it began with the newest state, so that
+    s(0) = 1. Some papers' indices can be read one higher. The server divides by the weights of the visits, not by
+    these times s, as FedBuff does (Nguyen et al., AISTATS 2022).
+    """
+
+    weight: Literal["constant", "polynomial", "hinge"] = "constant"
+    """What a change counts at staleness x (Xie, Koyejo & Gupta, arXiv 1903.03934). ``constant``: 1. ``polynomial``:
+    (1 + x)^−a. ``hinge``: 1 up to b, then 1/(a(x − b) + 1)."""
+    a: float | None = Field(None, gt=0)
+    """How fast it falls: by default 0.5 of ``polynomial``, FedBuff's, and 10 of ``hinge``."""
+    b: int | None = Field(None, ge=0)
+    """The staleness up to which a ``hinge`` is 1: by default 4."""
+
+    def check(self, participation: Participation, kept_by: str = "", without: str = "") -> None:
+        """Raise UsageError where a key has no meaning; `kept_by`: what lets clients keep what they have sent.
+
+        `without`: the method, where it shares nothing.
+        """
+        choice = "staleness.weight"
+        if self.weight != "constant":
+            if participation.close != "arrivals":
+                beside, other = (f"participation.close = '{word}'" for word in (participation.close, "arrivals"))
+                raise no_meaning(choice, self.weight, beside, other)
+            if participation.every_client:
+                why = "with participation.every_client = true, which takes gradients of the newest version only"
+                raise refusal(choice, f"'constant' {why}", self.weight, "'constant'")
+            if without:
+                raise no_meaning(choice, self.weight, f"{without}, which shares nothing of the model")
+            if kept_by:
+                why = f"with {kept_by} clients keep what they have sent, which must count as a whole"
+                raise UsageError(f"{choice} = '{self.weight}': {why}: expected 'constant'")
+        self.check_only_for("staleness.", "weight", {"a": ("polynomial", "hinge"), "b": "hinge"})
+
+    def factors(self, staleness: Ints) -> Floats:
+        """Return s of each staleness, float64 [n]."""
+        x = staleness.astype(np.float64)
+        if self.weight == "polynomial":
+            return (1.0 + x) ** -(self.a or 0.5)
+        if self.weight == "hinge":
+            b = 4 if self.b is None else self.b
+            return 1.0 / ((self.a or 10.0) * (x - b).clip(min=0) + 1.0)
+        return np.ones(len(x))

@@ -27,10 +27,9 @@ from hpcfl.base.errors import RunError, UsageError, listed, no_meaning, refusal
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats, Ints
 from hpcfl.schedule.doubling import Doubling, Stage, Theory, entered, stages, wanted
-from hpcfl.schedule.participation import Participation
+from hpcfl.schedule.participation import Participation, Staleness
 from hpcfl.schedule.plan import Arrivals, Attempt, Fate, Plan
 from hpcfl.schedule.speeds.base import CLOSE, Speed
-from hpcfl.schedule.staleness import Staleness
 
 MOST_ATTEMPTS = 1000
 """After so many void attempts at one round it is given up."""
@@ -337,16 +336,31 @@ def check(
     doubling.check(participation)
     speed.check(participation, clock)
     speed.covers(rounds, clients)
-    _check_parts(participation, algorithm)
+    partial, method = f"participation.partial = '{participation.partial}'", f"algorithm.name = '{algorithm.name}'"
+    expected = "expected 'auto' or 'discard'; did you mean 'auto'?"
+    if participation.by_steps and not algorithm.visit_steps(1)[1]:
+        raise UsageError(f"{partial}: visits of {method} cannot be cut short after a step: {expected}")
+    if participation.partial == "layers" and not (algorithm.layerwise or algorithm.splits_last):
+        why = "does not send its layers one by one (fedavg does with algorithm.epochs = 0, steps above 0 and sgd)"
+        raise UsageError(f"{partial}: {method} {why}: {expected}")
+    participation.check_only_for("participation.", "partial", {"snapshot": "steps"})
+    if participation.snapshot and not algorithm.snapshots:
+        raise no_meaning("participation.snapshot", participation.snapshot, f"{method}, which learns in several phases")
     if not speed.replays:  # which obeys its own rules
         participation.check_effect(algorithm.layerwise, clock == "simulated")
     rules = speed.rules(participation)  # of a replay others
     if rules.by_arrivals:
         _check_arrivals(algorithm)
-    if rules.every_client:
-        _check_every_client(algorithm)
-    method, model = f"algorithm.name = '{algorithm.name}'", f"speed.model = '{speed.model}'"
-    when = f"doubling.when = '{doubling.when}'"
+    if rules.every_client:  # changes are scaled so that clients count alike
+        try:
+            weights = algorithm.mean_weights()
+        except UsageError:
+            does = "does more with what clients send than to take weighted means of their changes"
+            why = f"{method} {does}; did you mean algorithm.name = 'fedavg'?"
+            raise UsageError(f"participation.every_client = true: {why}") from None
+        if weights != "uniform":
+            raise refusal("algorithm.weights", "'uniform' with participation.every_client = true", weights, "'uniform'")
+    model, when = f"speed.model = '{speed.model}'", f"doubling.when = '{doubling.when}'"
     if algorithm.invites_all(0) and speed.needs_end:
         why = f"begins with a round that waits for everybody, but the times of {model} follow from the deadline"
         raise UsageError(f"{method} {why}; did you mean speed.model = 'exponential'?")
@@ -356,21 +370,6 @@ def check(
     if doubling.when == "theory" and not speed.known("wall"):
         why = f"needs to know how long the first n visits take, which {model} does not tell"
         raise UsageError(f"{when} {why}; did you mean doubling.when = 'plateau'?")
-
-
-def _check_parts(participation: Participation, algorithm: Method) -> None:
-    """Refuse partial work of a kind that the method does not do, and snapshots that nobody could take or use."""
-    partial, method = f"participation.partial = '{participation.partial}'", f"algorithm.name = '{algorithm.name}'"
-    expected = "expected 'auto' or 'discard'; did you mean 'auto'?"
-    if participation.by_steps and not algorithm.visit_steps(1)[1]:
-        raise UsageError(f"{partial}: visits of {method} cannot be cut short after a step: {expected}")
-    if participation.partial == "layers" and not (algorithm.layerwise or algorithm.splits_last):
-        why = "does not send its layers one by one (fedavg does with algorithm.epochs = 0, steps above 0 and sgd)"
-        raise UsageError(f"{partial}: {method} {why}: {expected}")
-    if participation.snapshot and not participation.by_steps:
-        raise no_meaning("participation.snapshot", participation.snapshot, partial, "participation.partial = 'steps'")
-    if participation.snapshot and not algorithm.snapshots:
-        raise no_meaning("participation.snapshot", participation.snapshot, f"{method}, which learns in several phases")
 
 
 def _check_arrivals(algorithm: Method) -> None:
@@ -385,18 +384,6 @@ def _check_arrivals(algorithm: Method) -> None:
     if why:
         needs = f"algorithm.name = '{algorithm.name}' needs rounds: {why}"
         raise UsageError(f"participation.close = 'arrivals': {needs}; did you mean participation.close = 'all'?")
-
-
-def _check_every_client(algorithm: Method) -> None:
-    """Refuse a method whose clients would not count alike if their changes were scaled."""
-    try:
-        weights = algorithm.mean_weights()
-    except UsageError:
-        does = "does more with what clients send than to take weighted means of their changes"
-        why = f"algorithm.name = '{algorithm.name}' {does}; did you mean algorithm.name = 'fedavg'?"
-        raise UsageError(f"participation.every_client = true: {why}") from None
-    if weights != "uniform":
-        raise refusal("algorithm.weights", "'uniform' with participation.every_client = true", weights, "'uniform'")
 
 
 MOST_FRUITLESS = 100_000

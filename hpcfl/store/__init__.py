@@ -21,7 +21,6 @@ from hpcfl.store.checkpoints import write_rank as write_rank
 from hpcfl.store.checkpoints import write_server as write_server
 from hpcfl.store.columns import Column as Column
 from hpcfl.store.columns import Fact as Fact
-from hpcfl.store.growing_file import Segment as Segment
 from hpcfl.store.owner import release as release
 from hpcfl.store.owner import take as take
 from hpcfl.store.reading import data_folder as data_folder
@@ -36,7 +35,6 @@ from hpcfl.store.run_file import begin as begin
 from hpcfl.store.run_file import create as create
 from hpcfl.store.run_file import rebuild as rebuild
 from hpcfl.store.run_file import seal as seal
-from hpcfl.store.status import Status as Status
 from hpcfl.store.status import overwrite_status as overwrite_status
 from hpcfl.store.status import read_status as read_status
 from hpcfl.store.status import write_status as write_status

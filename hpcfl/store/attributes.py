@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import h5py
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 
 from hpcfl.base.errors import VALUE, UsageError, cut
 from hpcfl.base.types import Computing
@@ -20,11 +20,7 @@ class FormatError(UsageError):
     """A run folder has another format than this version reads, or does not say which."""
 
 
-class _Checked(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-
-class _File(_Checked):
+class _File(BaseModel):
     file: str
     sha256: str
 
@@ -33,13 +29,13 @@ class _Code(_File):
     modules: dict[str, _File] = {}
 
 
-class _Rows(_Checked):
+class _Rows(BaseModel):
     first: NonNegativeInt
     rounds: NonNegativeInt
     rows: list[tuple[NonNegativeInt, NonNegativeInt]]
 
 
-class _Samples(_Checked):
+class _Samples(BaseModel):
     classes: NonNegativeInt
     shapes: list[list[NonNegativeInt]]
     pieces: list[tuple[list[NonNegativeInt], bool]]
@@ -48,22 +44,22 @@ class _Samples(_Checked):
     targets: bool
 
 
-class _Tensors(_Checked):
+class _Tensors(BaseModel):
     names: list[str]
     buffers: dict[str, bool]
 
 
-class _How(_Checked):
+class _How(BaseModel):
     how: Computing
 
 
-class _Rounds(_Checked):
+class _Rounds(BaseModel):
     key: Literal["rounds"]
     before: PositiveInt = Field(alias="from")
     after_round: NonNegativeInt
 
 
-class _Other(_Checked):
+class _Other(BaseModel):
     key: Literal["code"]
     after_round: NonNegativeInt
 

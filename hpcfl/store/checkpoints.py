@@ -11,25 +11,24 @@ and dtypes are rows of the same datasets, however they were cut into chunks. So 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import count, groupby
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 
-from hpcfl.base.errors import LINE, VALUE, RunError, UsageError, cut
+from hpcfl.base.errors import VALUE, RunError, UsageError, cut
 from hpcfl.base.types import Ints, Shape
 from hpcfl.store import inside, manifest
 from hpcfl.store.atomic import PREFIX, created, number_of, numbered, read_text, sync, sync_folder
 from hpcfl.store.columns import Array, values, whole
-from hpcfl.store.inside import RUN, of_another, one_line, run_of
+from hpcfl.store.inside import RUN, of_another, one_line, run_of, tell
 
 Tensors = Mapping[str, Array]
 Chunk = tuple[Array, dict[str, Array]]
@@ -43,7 +42,6 @@ BESIDE = "beside.json"  # which other checkpoints there were when it became visi
 _CHUNK_BYTES = 1 << 20
 _LEAST_BYTES = 1 << 12
 _LEAST_PAUSE, _MOST_PAUSE = 0.002, 0.2  # seconds between looks for what other ranks write
-_log = logging.getLogger(__name__)
 
 
 class WriteError(OSError):
@@ -169,7 +167,15 @@ def publish(
         with suppress(RunError), _opened(each / SERVER) as file:
             scores[number] = float(file.attrs["score"])
     stay = {*known} if kept is None else {*kept(scores)}
-    entries = {_rank_file(rank): _noted(folder, rank) for rank in ranks}
+    entries = dict[str, Any]()
+    for name in map(_rank_file, ranks):
+        note, pause = (folder / name).with_suffix(".json"), _LEAST_PAUSE
+        while not note.exists():
+            time.sleep(pause)
+            pause = min(1.5 * pause, _MOST_PAUSE)
+            os.utime(folder)  # a network file system may remember for a minute that a file is not there
+        entries[name] = json.loads(note.read_text(encoding="utf-8"))
+        note.unlink()
     (folder / BESIDE).write_text(json.dumps(sorted(stay & known.keys())))
     sync(folder / BESIDE)
     entries |= {name: manifest.entry(folder / name) for name in (SERVER, BESIDE)}
@@ -225,18 +231,6 @@ def _rank_file(rank: int) -> str:
     return f"rank-{rank:04d}.h5"
 
 
-def _noted(folder: Path, rank: int) -> Any:
-    """Wait for the note of a rank, then take it away and return what it says."""
-    note, pause = (folder / _rank_file(rank)).with_suffix(".json"), _LEAST_PAUSE
-    while not note.exists():
-        time.sleep(pause)
-        pause = min(1.5 * pause, _MOST_PAUSE)
-        os.utime(folder)  # a network file system may remember for a minute that a file is not there
-    content = json.loads(note.read_text(encoding="utf-8"))
-    note.unlink()
-    return content
-
-
 def _remove(path: Path) -> None:
     """Remove a checkpoint, out of sight at one stroke: a reader sees all of it or nothing.
 
@@ -261,11 +255,7 @@ def _remove(path: Path) -> None:
         return
     left = next(name for name in (path.with_name(f"{LEFT}{n}-{path.name}") for n in count(1)) if not name.exists())
     gone.rename(left)
-    _warn(f"'{left}' holds what the manifest of {path.name} did not list: it is left there")
-
-
-def _warn(line: str) -> None:
-    _log.warning("hpcfl: %s", cut(line, LINE))
+    tell(f"'{left}' holds what the manifest of {path.name} did not list: it is left there", again=True)
 
 
 def latest(run_dir: Path) -> Path | None:
@@ -278,7 +268,7 @@ def latest(run_dir: Path) -> Path | None:
         reason = damage(path)
         if not reason:
             for other, why in passed:
-                _warn(f"checkpoint {other} cannot be read whole and is passed over: {why}")
+                tell(f"checkpoint {other} cannot be read whole and is passed over: {why}", again=True)
             return path
         if not os.path.lexists(path):  # the run goes on: a newer one is there, and this one is no more
             return latest(run_dir)
@@ -405,21 +395,29 @@ def _read_stale(file: h5py.File) -> dict[int, int]:
 
 
 def _write_personal(group: h5py.Group, personal: Iterable[tuple[Any, Tensors]]) -> None:
-    """Write chunk after chunk, each to the group of its shapes."""
-    groups: dict[Any, h5py.Group] = {}
-    for kind, chunks in groupby(_checked(personal), _kind):
-        if kind not in groups:
-            groups[kind] = group.create_group(f"{len(groups):03d}")
-        tensor_group = groups[kind].require_group("tensors")
-        for clients, tensors in _batches(chunks):
-            _append(groups[kind], "ids", clients)
-            for name, data in tensors.items():
-                _append(tensor_group, name, data)
+    """Write chunks, each to the group of its shapes, small ones together: one by one is ten times slower."""
+    held, size = dict[Any, list[Chunk]](), 0  # by what chunks have in common that are rows of the same datasets
+    names = dict[Any, str]()
 
+    def write() -> None:
+        for kind, chunks in held.items():
+            inner = group.require_group(names.setdefault(kind, f"{len(names):03d}"))
+            tensor_group = inner.require_group("tensors")
+            _append(inner, "ids", [clients for clients, _ in chunks])
+            for name in chunks[0][1]:
+                _append(tensor_group, name, [tensors[name] for _, tensors in chunks])
+        held.clear()
 
-def _kind(chunk: Chunk) -> tuple[tuple[str, tuple[int, ...], str], ...]:
-    """Return what chunks have in common that are rows of the same datasets."""
-    return tuple(sorted((name, data.shape[1:], data.dtype.str) for name, data in chunk[1].items()))
+    for clients, tensors in _checked(personal):
+        size += sum(data.nbytes for data in tensors.values()) + clients.nbytes
+        if size < _CHUNK_BYTES:  # copied, as the caller may fill the same arrays again
+            clients, tensors = clients.copy(), {name: data.copy() for name, data in tensors.items()}
+        kind = tuple(sorted((name, data.shape[1:], data.dtype.str) for name, data in tensors.items()))
+        held.setdefault(kind, []).append((clients, tensors))
+        if size >= _CHUNK_BYTES:
+            write()
+            size = 0
+    write()
 
 
 def _checked(personal: Iterable[tuple[Any, Tensors]]) -> Iterator[Chunk]:
@@ -446,31 +444,9 @@ def _checked_name(name: str) -> str:
     return name
 
 
-def _batches(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-    """Join small chunks of equal shapes: writing clients one by one is ten times slower."""
-    held: list[Chunk] = []
-    size = 0
-    for clients, tensors in chunks:
-        size += sum(data.nbytes for data in tensors.values()) + clients.nbytes
-        if size < _CHUNK_BYTES:  # copied, as the caller may fill the same arrays again
-            clients, tensors = clients.copy(), {name: data.copy() for name, data in tensors.items()}
-        held.append((clients, tensors))
-        if size >= _CHUNK_BYTES:
-            yield _joined(held)
-            held, size = [], 0
-    if held:
-        yield _joined(held)
-
-
-def _joined(chunks: list[Chunk]) -> Chunk:
-    if len(chunks) == 1:
-        return chunks[0]
-    clients = np.concatenate([ids for ids, _ in chunks])
-    return clients, {name: np.concatenate([tensors[name] for _, tensors in chunks]) for name in chunks[0][1]}
-
-
-def _append(group: h5py.Group, name: str, data: Array) -> None:
+def _append(group: h5py.Group, name: str, parts: Sequence[Array]) -> None:
     """Add rows to a dataset, or make it."""
+    data = np.concatenate(parts) if len(parts) > 1 else parts[0]
     if name in group:
         dataset = group[name]
         dataset.resize(len(dataset) + len(data), axis=0)

@@ -6,6 +6,7 @@ groups in a circle: what walks through it, or reads it, comes to an end.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import h5py
 
-from hpcfl.base.errors import UsageError
+from hpcfl.base.errors import LINE, UsageError, cut
 from hpcfl.store.atomic import SMALL, check_regular
 
 MAPPED = re.compile(r"metrics/segment-\d+\.h5")
@@ -31,6 +32,16 @@ RUN = "run_id"
 DEEPEST = 5
 """Names on the way to a dataset, at most."""
 _known: set[tuple[str, int, int, int]] = set()  # files, as they are, that keep to themselves
+told: set[str] = set()
+_log = logging.getLogger(__name__)
+
+
+def tell(line: str, again: bool = False) -> None:
+    """Warn of damage, of each once in a process, or `again`."""
+    line = cut(line, LINE)
+    if again or line not in told:
+        told.add(line)
+        _log.warning("hpcfl: %s", line)
 
 
 def check_folder(run_dir: Path) -> None:
@@ -40,7 +51,7 @@ def check_folder(run_dir: Path) -> None:
 
 
 def links(run_dir: Path) -> list[str]:
-    """Return which parts of a run are links, by their paths in the folder; ``code`` may be one, see `base.trusted`."""
+    """Return which parts of a run are links, by their paths in the folder; ``code`` may be one, see `base.loaded`."""
     found = (entry.path for folder in FOLDERS for entry in _entries(run_dir / folder) if entry.is_symlink())
     return sorted({os.path.relpath(path, run_dir) for path in found} - {"code"})
 

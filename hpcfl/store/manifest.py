@@ -43,9 +43,10 @@ def replaced(folder: Path, name: str) -> Iterator[Path]:
     with replace(folder / name) as new:
         yield new
         listed = read(folder) if (folder / NAME).exists() else {}
-        earlier = _versions(listed[name]) if name in listed and (folder / name).exists() else []
+        there = name in listed and (folder / name).exists()
+        earlier = [version["sha256"] for version in _versions(listed[name])] if there else []
         listed[name] = entry(new)
-        if earlier and (present := entry(folder / name)) in earlier:
+        if there and (present := entry(folder / name))["sha256"] in earlier:
             listed[name]["before"] = present
         write_entries(folder, listed)
     if listed[name].pop("before", None) is not None:
@@ -77,7 +78,7 @@ def read(folder: Path) -> dict[str, dict[str, Any]]:
     if not whole:
         raise DamagedError(f"{path} is damaged: its digest is not that of its content")
     if not isinstance(listed, dict) or not all(
-        name and "\0" not in name and isinstance(known, dict) and all(map(_is_version, [known, *_before(known)]))
+        name and "\0" not in name and isinstance(known, dict) and all(map(_is_version, _versions(known)))
         for name, known in listed.items()
     ):
         raise RunError(f"{path}: files: expected bytes and sha256 of each file, got {cut(repr(listed), VALUE)}")
@@ -114,23 +115,19 @@ def _reason(path: Path, known: Mapping[str, Any]) -> str:
     try:
         check_regular(path)
         size = path.stat().st_size
-        sizes = [version["bytes"] for version in _versions(known)]
-        if size not in sizes:
-            return f"it has {size} bytes instead of {sizes[0]}"
-        return "" if entry(path) in _versions(known) else "its bytes are not those that were written"
+        digests = [version["sha256"] for version in _versions(known) if version["bytes"] == size]
+        if not digests:
+            return f"it has {size} bytes instead of {known['bytes']}"
+        return "" if digest(path) in digests else "its bytes are not those that were written"
     except FileNotFoundError:
         return "it is missing"
     except OSError as error:
         return f"it cannot be read: {error.strerror}"
 
 
-def _versions(known: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _versions(known: Mapping[str, Any]) -> list[Any]:
     """What a file may be: as it is listed, or as it was before it was replaced."""
-    return [{key: version[key] for key in ("bytes", "sha256")} for version in [known, *_before(known)]]
-
-
-def _before(known: Mapping[str, Any]) -> list[Any]:
-    return [known["before"]] if "before" in known else []
+    return [known, known["before"]] if "before" in known else [known]
 
 
 def _text(listed: Mapping[str, Any]) -> str:

@@ -101,7 +101,14 @@ def _locked(run_dir: Path, force: bool) -> FileIO | None:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                _meet_owner(run_dir, file, force, until)
+                owner = parsed(_text(file))
+                named = owner.state == "running"  # else nobody yet, or one that is dead: the owner has not signed yet
+                if named and force and not owner.here:
+                    _remove(run_dir, file)
+                elif named or time.monotonic() > until:
+                    raise UsageError(_refusal(run_dir, owner)) from None
+                else:
+                    time.sleep(_POLL_SECONDS)
                 continue
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
@@ -111,18 +118,6 @@ def _locked(run_dir: Path, force: bool) -> FileIO | None:
             if _is_there(run_dir, file):  # else its owner has removed it just now
                 closing.pop_all()
                 return file
-
-
-def _meet_owner(run_dir: Path, file: FileIO, force: bool, until: float) -> None:
-    """Refuse in the owner's name, or return where the lock is to be tried for again."""
-    owner = parsed(_text(file))
-    named = owner.state == "running"  # else nobody yet, or one that is dead: the owner has not signed yet
-    if named and force and not owner.here:
-        _remove(run_dir, file)
-    elif named or time.monotonic() > until:
-        raise UsageError(_refusal(run_dir, owner))
-    else:
-        time.sleep(_POLL_SECONDS)
 
 
 def _refusal(run_dir: Path, owner: Status) -> str:

@@ -10,7 +10,6 @@ its rounds read as "not recorded".
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -22,7 +21,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from hpcfl.base.errors import LINE, RunError, UsageError, UserError, cut, listed
+from hpcfl.base.errors import RunError, UsageError, UserError, listed
 from hpcfl.base.lazy import xarray
 from hpcfl.store import columns as table
 from hpcfl.store import growing_file, inside, manifest
@@ -30,7 +29,7 @@ from hpcfl.store.atomic import check_regular, number_of, numbered
 from hpcfl.store.attributes import attributes_of
 from hpcfl.store.checkpoints import damage, saved
 from hpcfl.store.columns import CLIENT, Array, Column, Fact, fill_of, shape_of
-from hpcfl.store.inside import RUN, of_another, one_line
+from hpcfl.store.inside import RUN, of_another, one_line, tell
 from hpcfl.store.manifest import DamagedError
 from hpcfl.store.status import read_status
 
@@ -42,16 +41,6 @@ HDF5 = b"\x89HDF\r\n\x1a\n"
 MOST_LOST = 1 << 24
 """Rounds that are not there and read as not recorded: more of them are a claim, which memory could not hold."""
 MOST_BYTES = 1 << 30
-_log = logging.getLogger(__name__)
-_told: set[str] = set()
-
-
-def tell(line: str) -> None:
-    """Warn of damage, of each once in a process."""
-    line = cut(line, LINE)
-    if line not in _told:
-        _told.add(line)
-        _log.warning("hpcfl: %s", line)
 
 
 def open_run(path: Path | str) -> xarray.Dataset:
@@ -95,8 +84,15 @@ def open_run(path: Path | str) -> xarray.Dataset:
     there = sum(part.path.stat().st_size for part in parts if part.path.is_file())
     if needed > max(MOST_BYTES, inside.RATIO * there):  # most of them being lost
         raise RunError(f"'{run_dir}' claims {needed} bytes of rows; its segments have {there}: expected what they hold")
-    for column in columns:
-        variables[column.name] = (("round", *column.dims), _joined(column, coords, counted), column.attributes)
+    for column in columns:  # what a part lacks reads as "not recorded"
+        shape = shape_of(column, coords, sum(map(len, rounds)))
+        whole, start = np.full(shape, fill_of(column.stored), column.stored), 0
+        for part, n in counted:
+            if (own := part.data.get(column.name)) is not None:
+                stored = own[:n]
+                whole[(slice(start, start + len(stored)), *map(slice, stored.shape[1:]))] = stored
+            start += n
+        variables[column.name] = (("round", *column.dims), whole, column.attributes)
     if "fate" in variables and ((variables["cohort"][1] == 1) & (variables["fate"][1] < 0)).any():
         raise RunError(f"'{run_dir}' does not fit together: expected to hear what became of everyone who was invited")
     variables |= {fact.name: (CLIENT, fact.values, {"long_name": fact.long_name}) for fact in facts}
@@ -241,7 +237,7 @@ def is_closed(path: Path) -> bool:
 
 
 @contextmanager
-def _segment(path: Path) -> Iterator[tuple[Any, growing_file.Layout | None]]:
+def opened_segment(path: Path) -> Iterator[tuple[Any, growing_file.Layout | None]]:
     """Open a segment: its bytes and their layout, or the HDF5 file that it is once it is sealed.
 
     `DamagedError` where it cannot be read, OSError where it cannot be opened.
@@ -269,7 +265,7 @@ def _segment(path: Path) -> Iterator[tuple[Any, growing_file.Layout | None]]:
 def read_part(path: Path, with_data: bool = False) -> Part:
     """Read what a segment holds, and its acknowledged rows if wanted."""
     try:
-        with _segment(path) as (file, layout):
+        with opened_segment(path) as (file, layout):
             if layout is None:
                 return _closed_part(path, file, with_data)
             found = growing_file.survey(file, layout.rows)
@@ -322,7 +318,7 @@ def _closed_part(path: Path, file: h5py.File, with_data: bool) -> Part:
 
 def read_events(path: Path) -> Array:
     """The events of a segment; a line tells of those that are lost."""
-    with suppress(Exception), _segment(path) as (file, layout):
+    with suppress(Exception), opened_segment(path) as (file, layout):
         if layout is None:
             events: Array = file["log/events"][:]
             if events.dtype == growing_file.EVENT:
@@ -334,7 +330,7 @@ def read_events(path: Path) -> Array:
             content = growing_file.read(file, layout.events, 0, found.end, found.lost)
             records = np.delete(content, found.lost, axis=0)[:, growing_file.LEAD :][:, : growing_file.EVENT.itemsize]
             return np.ascontiguousarray(records).reshape(-1).view(growing_file.EVENT)
-    if not any(str(path) in line for line in _told):  # else a line has told of the whole file
+    if not any(str(path) in line for line in inside.told):  # else a line has told of the whole file
         tell(f"{path} is damaged: its events are lost")
     return np.empty(0, growing_file.EVENT)
 
@@ -452,16 +448,3 @@ def other_clients(parts: Sequence[Part], facts: Sequence[Fact]) -> str:
         if CLIENT in part.coords and known - {len(part.coords[CLIENT])}:
             return f"run.h5 knows of {listed(known)} clients, metrics/{part.path.name} of {len(part.coords[CLIENT])}"
     return ""
-
-
-def _joined(column: Column, coords: Mapping[str, Array], counted: Sequence[tuple[Part, int]]) -> Array:
-    """Return a column [round, ...] over all parts; what a part lacks reads as "not recorded"."""
-    shape = (sum(n for _, n in counted), *(len(coords[dim]) for dim in column.dims))
-    whole = np.full(shape, fill_of(column.stored), column.stored)
-    start = 0
-    for part, n in counted:
-        if column.name in part.data:
-            rows = part.data[column.name][:n]
-            whole[(slice(start, start + len(rows)), *(slice(size) for size in rows.shape[1:]))] = rows
-        start += n
-    return whole

@@ -24,7 +24,7 @@ from hpcfl.store.attributes import RUN_FORMAT
 from hpcfl.store.checkpoints import saved
 from hpcfl.store.columns import AXES, CLIENT, Column, Coords, Fact, add_scales, described, fill_of, shape_of
 from hpcfl.store.growing_file import FORMAT, Segment
-from hpcfl.store.inside import RUN, run_of
+from hpcfl.store.inside import RUN, run_of, tell
 from hpcfl.store.owner import owned, running
 from hpcfl.store.reading import INTERNAL, Part, read_facts, read_part, run_attributes, run_folder, segment_paths
 
@@ -116,7 +116,7 @@ def _list(run_dir: Path, segments: Sequence[Path]) -> None:
         if (run_dir / manifest.NAME).exists():
             if not isinstance(error, manifest.DamagedError):
                 raise
-            reading.tell(f"{error}; it is made anew from the files as they are")
+            tell(f"{error}; it is made anew from the files as they are")
         closed = [f"metrics/{path.name}" for path in segments if reading.is_closed(path)]
         manifest.write(run_dir, ["run.h5", *closed])
 

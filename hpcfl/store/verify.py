@@ -11,10 +11,10 @@ from typing import Any
 
 from hpcfl.base.errors import RunError, UsageError, UserError
 from hpcfl.store import growing_file, manifest, reading, status
-from hpcfl.store.atomic import check_regular, number_of, numbered, read_text
+from hpcfl.store.atomic import number_of, numbered, read_text
 from hpcfl.store.attributes import FormatError
 from hpcfl.store.checkpoints import damage, lacking, saved
-from hpcfl.store.inside import LINK, links, of_another, one_line
+from hpcfl.store.inside import LINK, links, one_line
 
 NO_DIGEST = "it has no digest, so it was only read"
 
@@ -99,15 +99,10 @@ def _table(run_dir: Path, known: Mapping[str, Any] | None, found: Findings) -> I
 def _segment(run_dir: Path, name: str, known: Mapping[str, Any], found: Findings) -> None:
     path, reason = run_dir / name, ""
     try:
-        check_regular(path)
-        with path.open("rb", buffering=0) as raw:
-            if raw.read(len(growing_file.MAGIC)) == growing_file.MAGIC:
-                reason = growing_file.damage(raw) or of_another(growing_file.read_layout(raw).run, run_dir)
-            elif name in known:
-                reason = manifest.damage_of(run_dir, name)
-            elif not reading.is_closed(path):
-                reason = "it does not begin as a segment does"
-            else:
+        with reading.opened_segment(path) as (file, layout):
+            if layout is not None:
+                reason = growing_file.damage(file)
+            elif name not in known:
                 reading.read_part(path, with_data=True)
                 reading.read_events(path)
                 found.unchecked[name] = NO_DIGEST

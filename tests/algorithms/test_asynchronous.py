@@ -18,8 +18,7 @@ from hpcfl.algorithms.server_optimizer import ServerOptimizer, with_server_optim
 from hpcfl.algorithms.weighting import Weighting, with_correction
 from hpcfl.base.errors import UsageError
 from hpcfl.config import from_table
-from hpcfl.schedule.participation import Participation
-from hpcfl.schedule.staleness import Staleness
+from hpcfl.schedule.participation import Participation, Staleness
 from hpcfl.testing.runs import play, resume, same, table
 
 FIRST = {"epochs": 0, "steps": 1, "batch": 0, "weights": "uniform"}

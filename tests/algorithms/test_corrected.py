@@ -26,7 +26,7 @@ from hpcfl.engine.job import Job
 from hpcfl.learning.task import Task
 from hpcfl.models.mlp import Mlp
 from hpcfl.schedule.participation import Participation
-from hpcfl.schedule.speeds.exponential import Exponential
+from hpcfl.schedule.speeds.drawn import Exponential
 from hpcfl.sums.message import Block
 from hpcfl.testing.runs import play, resume, same, table
 

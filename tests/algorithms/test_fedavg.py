@@ -9,7 +9,7 @@ from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.base.errors import UsageError
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.speeds.base import Equal
-from hpcfl.schedule.speeds.uniform_depth import UniformDepth
+from hpcfl.schedule.speeds.drawn import UniformDepth
 
 SIZES = [3, 20, 8, 11, 4]
 CLOSE = {"atol": 1e-5, "rtol": 1e-4}

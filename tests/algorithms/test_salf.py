@@ -28,8 +28,7 @@ from hpcfl.config import from_table
 from hpcfl.engine.job import Job
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.speeds.base import Equal
-from hpcfl.schedule.speeds.exponential import Exponential
-from hpcfl.schedule.speeds.uniform_depth import UniformDepth
+from hpcfl.schedule.speeds.drawn import Exponential, UniformDepth
 from hpcfl.sums.message import ExactSums
 from hpcfl.testing.runs import table as run_table
 

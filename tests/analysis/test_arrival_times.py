@@ -12,7 +12,7 @@ from helpers.scripts import script
 from helpers.toys import Arriving, quadratics
 from hpcfl.algorithms.fedasync import FedAsync
 from hpcfl.algorithms.ringmaster import Ringmaster
-from hpcfl.schedule.staleness import Staleness
+from hpcfl.schedule.participation import Staleness
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from hpcfl.commands.adapt import adapt_request, adapted
 from hpcfl.commands.cli import main
 from hpcfl.commands.show import summary
 from hpcfl.config import from_table
-from hpcfl.engine.recorded_columns import COLUMNS
+from hpcfl.engine.record import COLUMNS
 from hpcfl.learning.optim import FINE_TUNING
 from hpcfl.learning.task import Task
 from hpcfl.mpi.launcher import launched

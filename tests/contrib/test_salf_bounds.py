@@ -16,7 +16,7 @@ from hpcfl.contrib.theory import salf as theorem
 from hpcfl.contrib.theory.salf import convergence, moments, uniform_reach, variance_factors
 from hpcfl.engine.job import Job
 from hpcfl.schedule.participation import Participation
-from hpcfl.schedule.speeds.uniform_depth import UniformDepth
+from hpcfl.schedule.speeds.drawn import UniformDepth
 
 RIDGE = 0.1
 ROUNDS = 100

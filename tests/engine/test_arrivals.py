@@ -20,7 +20,7 @@ from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.plan import Attempt, Plan
 from hpcfl.schedule.planner import Flights
 from hpcfl.schedule.speeds import Speed
-from hpcfl.schedule.speeds.uniform_depth import UniformDepth
+from hpcfl.schedule.speeds.drawn import UniformDepth
 from hpcfl.testing.runs import play, resume, same, table
 
 L = 4

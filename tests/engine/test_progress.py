@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import hpcfl
-from hpcfl.engine.progress import Reporter
+from hpcfl.engine.record import Reporter
 from hpcfl.testing.runs import table
 
 ROW: dict[str, Any] = {

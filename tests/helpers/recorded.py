@@ -11,7 +11,7 @@ import numpy as np
 
 from helpers.checkpoints import save
 from hpcfl import store
-from hpcfl.engine.recorded_columns import COLUMNS
+from hpcfl.engine.record import COLUMNS
 from hpcfl.store import status
 
 KNOWN = (

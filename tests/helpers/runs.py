@@ -9,7 +9,7 @@ import pytest
 
 from hpcfl.config import Config, from_table
 from hpcfl.engine.job import Job
-from hpcfl.engine.progress import Reporter
+from hpcfl.engine.record import Reporter
 from hpcfl.testing.runs import table
 
 

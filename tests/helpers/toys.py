@@ -28,11 +28,10 @@ from hpcfl.models.mlp import Mlp
 from hpcfl.mpi.placement import cut
 from hpcfl.mpi.transport import Transport
 from hpcfl.schedule.doubling import Doubling
-from hpcfl.schedule.participation import Participation
+from hpcfl.schedule.participation import Participation, Staleness
 from hpcfl.schedule.plan import Plan
 from hpcfl.schedule.planner import Planner
 from hpcfl.schedule.speeds.base import Equal, Speed
-from hpcfl.schedule.staleness import Staleness
 from hpcfl.sums.guard import Guard
 from hpcfl.sums.message import ExactSums
 

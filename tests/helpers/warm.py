@@ -88,7 +88,7 @@ def serve() -> int:
     import hpcfl.commands.cli
     import hpcfl.commands.show
     import hpcfl.engine.loop
-    import hpcfl.engine.progress
+    import hpcfl.engine.record
     import hpcfl.launch.run  # noqa: F401
     from hpcfl.algorithms import algorithms
     from hpcfl.data import sources

@@ -55,7 +55,7 @@ METHODS = (
     "hpcfl.algorithms.fedlrgd.low_rank",
     "hpcfl.algorithms.fedasync",
     "hpcfl.algorithms.ringmaster",
-    "hpcfl.schedule.staleness",
+    "hpcfl.schedule.participation",
 )
 """The modules of the methods that are judged."""
 CANCELS = "a factor of all lengths goes out of the direction again by the effective number of steps"

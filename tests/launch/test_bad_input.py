@@ -184,7 +184,7 @@ def with_a_row(here: Path) -> None:
 
 def of_five_clients(here: Path) -> None:
     """Two recorded rounds of 5 clients, and a config of 8."""
-    from hpcfl.engine.recorded_columns import COLUMNS
+    from hpcfl.engine.record import COLUMNS
 
     (here / "my.toml").write_text(FEDAVG)
     store.create(here / "run", {"config": configs.load(str(here / "my.toml"), ["clients=5"]).text(), "data_dir": ""})

@@ -24,7 +24,7 @@ from hpcfl.base import loaded, plugins
 from hpcfl.base.errors import UsageError
 from hpcfl.commands.cli import main
 from hpcfl.commands.show import summary
-from hpcfl.launch.alike import check_builds, differing, other_code, package_digest
+from hpcfl.launch.host import check_builds, differing, other_code, package_digest
 from hpcfl.results.run_table import Recorded
 from hpcfl.testing.runs import cut_back, toml
 

@@ -12,8 +12,7 @@ from hpcfl.config import Config, from_table
 from hpcfl.data import Federation
 from hpcfl.engine import loop
 from hpcfl.engine.job import Job
-from hpcfl.engine.record import Record
-from hpcfl.engine.recorded_columns import columns
+from hpcfl.engine.record import Record, columns
 from hpcfl.engine.simulated import Simulated
 from hpcfl.mpi.transport import Transport
 from hpcfl.testing.test_algorithms import values

@@ -25,7 +25,7 @@ from hpcfl.learning.config import TaskConfig
 from hpcfl.learning.evaluate import client_scores
 from hpcfl.learning.task import Task
 from hpcfl.models import Model, model_class
-from hpcfl.schedule.staleness import Staleness
+from hpcfl.schedule.participation import Staleness
 from hpcfl.testing.runs import play, resume, same, table, toml
 
 SIZES, SHAPE = [7, 4, 9], (1, 4, 4)

@@ -16,7 +16,7 @@ from hpcfl.engine.stopping import Stop
 from hpcfl.launch import run
 from hpcfl.realtime import watchdog as watch
 from hpcfl.realtime.watchdog import LeftBehind, Noticeboard, Watchdog
-from hpcfl.store.status import _checked, signed
+from hpcfl.store.status import Status, _checked, signed
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def looks(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> list[float]:
     """When somebody has looked at a file."""
     times, read = list[float](), store.read_status
 
-    def counted(folder: Path) -> store.Status:
+    def counted(folder: Path) -> Status:
         times.append(clock[0])
         return read(folder)
 

@@ -13,7 +13,7 @@ from helpers.recorded import config, curve, write_run
 from hpcfl.base.errors import UsageError
 from hpcfl.commands.cli import main
 from hpcfl.results.run_table import Recorded, differing, groups, run_folders
-from hpcfl.store import reading
+from hpcfl.store import inside
 
 
 def found(folder: Path, *tables: Any) -> list[tuple[str, list[str]]]:
@@ -129,7 +129,7 @@ def test_a_run_of_a_sweep_that_has_lost_its_table_is_told_of(
     assert [line for line in said if "run.h5" in line] == [f"{lost}/run.h5: damaged: it is missing"]
     for words in (["show", "--json"], ["plot", "-o", str(tmp_path / "it.png")]):
         caplog.clear()
-        monkeypatch.setattr(reading, "_told", set())
+        monkeypatch.setattr(inside, "told", set())
         assert main([*words, str(tmp_path / "sweep")]) == 0
         assert caplog.messages == [f"hpcfl: '{lost}' lacks run.h5: left out"]
     assert (tmp_path / "it.png").exists()

@@ -13,9 +13,8 @@ from hpcfl.config import from_table, load
 from hpcfl.engine.job import Job
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.speeds.base import Equal
-from hpcfl.schedule.speeds.exponential import Exponential
+from hpcfl.schedule.speeds.drawn import Exponential, UniformDepth
 from hpcfl.schedule.speeds.trace import Tape
-from hpcfl.schedule.speeds.uniform_depth import UniformDepth
 from hpcfl.testing.runs import play, resume, same, table
 
 ADAPTIVE = {"close": "deadline", "deadline": "adaptive"}

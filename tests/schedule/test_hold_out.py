@@ -18,7 +18,7 @@ from hpcfl.config import from_table
 from hpcfl.contrib.theory import optimum
 from hpcfl.schedule.doubling import Doubling
 from hpcfl.schedule.participation import Participation
-from hpcfl.schedule.speeds.exponential import Exponential
+from hpcfl.schedule.speeds.drawn import Exponential
 from hpcfl.testing.runs import play, recorded, resume, same, table
 
 HELD = [2, 5]

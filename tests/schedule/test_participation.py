@@ -19,8 +19,7 @@ from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.plan import Attempt
 from hpcfl.schedule.speeds import Speed
 from hpcfl.schedule.speeds.base import Equal
-from hpcfl.schedule.speeds.exponential import Exponential
-from hpcfl.schedule.speeds.uniform_depth import UniformDepth
+from hpcfl.schedule.speeds.drawn import Exponential, UniformDepth
 from hpcfl.testing.runs import play, resume, same, table
 
 ALPHA = 1e-4

@@ -16,8 +16,7 @@ from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.plan import Attempt, Plan
 from hpcfl.schedule.speeds import Speed, speed_class
 from hpcfl.schedule.speeds.base import Equal
-from hpcfl.schedule.speeds.exponential import Exponential, Groups
-from hpcfl.schedule.speeds.uniform_depth import Uniform, UniformDepth
+from hpcfl.schedule.speeds.drawn import Exponential, Groups, Uniform, UniformDepth
 
 ALPHA = 1e-4  # chance of a false alarm per comparison; the seeds are fixed, so it is drawn once for all
 L = 4

@@ -22,8 +22,7 @@ from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.plan import Plan
 from hpcfl.schedule.planner import Planner
 from hpcfl.schedule.speeds import Speed
-from hpcfl.schedule.speeds.exponential import Exponential
-from hpcfl.schedule.speeds.uniform_depth import UniformDepth
+from hpcfl.schedule.speeds.drawn import Exponential, UniformDepth
 from hpcfl.testing.runs import play, recorded, resume, same, table
 
 STEPS = {"close": "deadline", "deadline": 0.5, "partial": "steps"}

@@ -17,9 +17,9 @@ import xarray
 
 from hpcfl import store
 from hpcfl.base.errors import UsageError
-from hpcfl.store import Column, Segment, reading
+from hpcfl.store import Column, reading
 from hpcfl.store.columns import row_type
-from hpcfl.store.growing_file import checked
+from hpcfl.store.growing_file import Segment, checked
 
 COLUMNS = [
     Column("sim_seconds", (), "f8", "simulated seconds since the start", "s"),

@@ -22,7 +22,8 @@ from helpers.checkpoints import save
 from helpers.recorded import restated
 from hpcfl import store
 from hpcfl.base.errors import RunError, UsageError
-from hpcfl.store import Segment, atomic
+from hpcfl.store import atomic
+from hpcfl.store.growing_file import Segment
 
 COLUMNS = [
     store.Column("sim_seconds", (), "f8", "simulated seconds since the start", "s"),

@@ -15,7 +15,7 @@ import pytest
 from hpcfl import store
 from hpcfl.base.errors import RunError, UsageError, UserError
 from hpcfl.commands.cli import main
-from hpcfl.store import growing_file, manifest, reading
+from hpcfl.store import growing_file, inside, manifest
 from hpcfl.testing.runs import play, table, toml
 from store.test_verify import COLUMNS, COORDS, ROUNDS, ROWS, flip, made, row, segment_of, told  # noqa: F401
 
@@ -125,7 +125,7 @@ def test_what_another_run_has_written_is_not_read(tmp_path: Path) -> None:
     assert all(reason.startswith("it belongs to another run (") for reason in damaged.values())
     assert store.latest(folder) == folder / "checkpoints" / "round-000008"
     assert store.open_run(folder).sizes["round"] == ROWS
-    assert any("segment-001.h5 is damaged: it belongs to another run" in line for line in reading._told)
+    assert any("segment-001.h5 is damaged: it belongs to another run" in line for line in inside.told)
 
 
 def test_a_checkpoint_under_another_ones_name_is_not_read(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_without_digests_damage_is_still_no_traceback(tmp_path: Path) -> None:
             store.events(folder)
         except UserError:
             pass
-        reading._told.clear()
+        inside.told.clear()
 
 
 # ---- the status

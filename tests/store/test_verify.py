@@ -24,7 +24,7 @@ import xarray
 from hpcfl import store
 from hpcfl.base.errors import RunError
 from hpcfl.commands.cli import main
-from hpcfl.store import growing_file, manifest, reading
+from hpcfl.store import growing_file, inside, manifest
 from hpcfl.testing import runs
 
 COLUMNS = [
@@ -43,7 +43,7 @@ def row(number: int) -> dict[str, Any]:
     return {"loss": draw.random(), "accuracy": draw.random(20), "depth": draw.integers(0, 4, (20, 3))}
 
 
-def play(segment: store.Segment, folder: Path, first: int, last: int) -> None:
+def play(segment: growing_file.Segment, folder: Path, first: int, last: int) -> None:
     """Write rows, events and checkpoints, as a run does."""
     for number in range(first, last):
         segment.event(number, "late", number % 20, f"in round {number}")
@@ -75,7 +75,7 @@ def made(folder: Path, kind: str) -> Path:
 def told(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     monkeypatch.setattr("hpcfl.store.growing_file.EVENTS", 30)  # small files
     lines: set[str] = set()
-    monkeypatch.setattr(reading, "_told", lines)
+    monkeypatch.setattr(inside, "told", lines)
     return lines
 
 
@@ -111,7 +111,7 @@ def check_one(folder: Path, path: Path, before: xarray.Dataset, log: list[Any]) 
     """A changed file is named, and nothing wrong is read of it."""
     found = store.verify(folder).damaged
     name = "/".join(path.relative_to(folder).parts[:2])  # a checkpoint is named as a whole
-    reading._told.clear()
+    inside.told.clear()
     try:
         after, entries = store.open_run(folder), store.events(folder)
     except RunError:
@@ -123,8 +123,8 @@ def check_one(folder: Path, path: Path, before: xarray.Dataset, log: list[Any]) 
     for column in COLUMNS:
         missing = np.isnan(after[column.name]) if column.dtype[0] == "f" else after[column.name] == -1
         lost |= missing.all([dim for dim in missing.dims if dim != "round"]).values
-    assert not lost.any() or any(name in line for line in reading._told)
-    assert len(lost) == before.sizes["round"] or any(name in line for line in reading._told)
+    assert not lost.any() or any(name in line for line in inside.told)
+    assert len(lost) == before.sizes["round"] or any(name in line for line in inside.told)
     kept = after.isel(round=~lost)
     xarray.testing.assert_equal(kept, before.sel(round=kept["round"]))
     return "rows lost" if lost.any() or len(lost) < before.sizes["round"] else "found"
@@ -277,7 +277,7 @@ def test_a_row_that_comes_while_one_reads(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(growing_file, "_pieces", early)
     data = store.open_run(folder)
     assert data["loss"].values.tolist() == [row(number)["loss"] for number in range(data.sizes["round"])]
-    assert not reading._told
+    assert not inside.told
     segment.close()
 
 

@@ -428,7 +428,7 @@ def test_of_a_tampered_run_one_line_is_said(name: str, place: Path, played: Path
     before = content(place / "decoy"), content(place / "runs" / "well")
 
     def carried_out(words: list[str]) -> str:
-        reading._told.clear()
+        inside.told.clear()
         code = main(words)
         out, err = capsys.readouterr()
         assert code in (0, 1, 2), words
@@ -505,7 +505,7 @@ def test_a_bar_moves_the_cursor_and_its_words_do_not(tmp_path: Path) -> None:
 
     code = (
         "import sys; from hpcfl.base import terminal; terminal.install()\n"
-        "from hpcfl.engine.progress import Reporter\n"
+        "from hpcfl.engine.record import Reporter\n"
         f"report = Reporter(2, 0, 'simulated'); report.warn('odd', {TITLE!r}); print({TITLE!r}, file=sys.stderr)\n"
         "report.close(); print('done' + chr(27))"
     )

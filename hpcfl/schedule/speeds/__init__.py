@@ -1,6 +1,6 @@
 """How slow each client is. A new file with a named model is found by itself."""
 
-from hpcfl.base.registry import lookup, registered
+from hpcfl.base.plugins import lookup, registered
 from hpcfl.schedule.speeds.base import Speed
 
 __all__ = ["Speed", "speed_class", "speeds"]

@@ -16,9 +16,8 @@ from pydantic import BeforeValidator, Field
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Computing, Floats, Ints
-from hpcfl.schedule.participation import Participation
+from hpcfl.schedule.participation import Participation, Staleness
 from hpcfl.schedule.plan import Attempt, Plan
-from hpcfl.schedule.staleness import Staleness
 
 DRAWS = 1000
 NO_ATTEMPT = 2**31 - 1
@@ -46,6 +45,12 @@ class Speed(ConfigBase):
         Whether rounds are taken as they were recorded, not decided.
     slows : bool
         Whether visits in real time are slowed down to this model.
+    needs_end : bool
+        Whether times follow from when a round closes, so that it must close after so many seconds.
+    chunk : int or None
+        The size of the chunks of the run that is replayed; None where none is.
+    computing : str or None
+        How that run computed chunks of clients whose model is one of ours; None where none is replayed.
     """
 
     model: str
@@ -61,21 +66,9 @@ class Speed(ConfigBase):
     a use."""
     replays: ClassVar[bool] = False
     slows: ClassVar[bool] = True
-
-    @property
-    def chunk(self) -> int | None:
-        """Return the size of the chunks of the run that is replayed; None where none is."""
-        return None
-
-    @property
-    def computing(self) -> Computing | None:
-        """Return how that run computed chunks of clients whose model is one of ours; None where none is replayed."""
-        return None
-
-    @property
-    def needs_end(self) -> bool:
-        """Whether times follow from when a round closes, so that it must close after so many seconds."""
-        return False
+    needs_end: ClassVar[bool] = False
+    chunk: ClassVar[int | None] = None
+    computing: ClassVar[Computing | None] = None
 
     def check(self, participation: Participation, clock: str = "simulated") -> None:
         """Raise UsageError where this model cannot serve rounds that close so, or by this clock."""

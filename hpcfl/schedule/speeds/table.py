@@ -19,7 +19,7 @@ from hpcfl.data.formats.hdf5_file import dataset, opened
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.plan import Attempt
 from hpcfl.schedule.speeds.base import Speed
-from hpcfl.schedule.speeds.uniform_depth import check_end, reaching, seconds_at
+from hpcfl.schedule.speeds.drawn import check_end, reaching, seconds_at
 
 KINDS = ("client", "seconds"), ("round", "client", "seconds"), ("round", "client", "depth")
 HDF5 = (".h5", ".hdf5")
@@ -71,7 +71,7 @@ class Table(Speed):
         return f"speed.file: {path}: " + (f"row {row}" if path.suffix in HDF5 else f"line {row + 2}")
 
     @property
-    def needs_end(self) -> bool:
+    def needs_end(self) -> bool:  # type: ignore[override]
         return "depth" in self.columns
 
     @cached_property
@@ -125,9 +125,7 @@ class Table(Speed):
         return means
 
     def seconds(self, attempt: Attempt) -> Floats:
-        if self.needs_end:
-            return seconds_at(attempt, self._now(attempt))
-        return self._now(attempt)
+        return seconds_at(attempt, self._now(attempt)) if self.needs_end else self._now(attempt)
 
     def depth(self, attempt: Attempt) -> Ints:
         return self._now(attempt) if self.needs_end else super().depth(attempt)

@@ -16,12 +16,11 @@ from pydantic import AfterValidator, SerializeAsAny
 from hpcfl import store
 from hpcfl.base.config import ConfigBase, recorded
 from hpcfl.base.errors import RunError, UsageError, UserError, listed, refusal
-from hpcfl.base.registry import lookup
+from hpcfl.base.plugins import lookup
 from hpcfl.base.types import Computing, Floats, Ints
-from hpcfl.schedule.participation import Participation
+from hpcfl.schedule.participation import Participation, Staleness
 from hpcfl.schedule.plan import Arrivals, Attempt, Fate, Plan
 from hpcfl.schedule.speeds.base import CLOSE, Costs, Speed
-from hpcfl.schedule.staleness import Staleness
 
 COLUMNS = ("cohort", "version", "depth", "visit_seconds", "round_seconds", "repeats", "deadline")
 ARRIVALS = ("client", "version", "number", "depth", "visit_seconds", "seconds", "steps")
@@ -113,11 +112,11 @@ class Trace(Speed):
         return Tape.read(self.run)
 
     @property
-    def chunk(self) -> int | None:
+    def chunk(self) -> int | None:  # type: ignore[override]
         return self.tape.chunk
 
     @property
-    def computing(self) -> Computing | None:
+    def computing(self) -> Computing | None:  # type: ignore[override]
         return self.tape.computing
 
     def check(self, participation: Participation, clock: str = "simulated") -> None:
