@@ -40,8 +40,10 @@ from hpcfl.realtime.watchdog import LeftBehind, Watchdog
 from hpcfl.schedule.plan import Plan
 from hpcfl.sums.message import ExactSums, Sums
 from hpcfl.testing.network import Comm, Gone, Network, Violation, in_place
+from hpcfl.testing.quick import QUICK
 
 ROUNDS = 6
+QUICK_SHARE = 0.8  # of schedules in which clients learn nothing
 MOST_SECONDS = 600.0  # of the network's clock: all waits of a job that is over end before
 LATE = 0.15  # seconds after a deadline: ranks of the round before are given time to be free, and leaders to reply
 PERSONAL = {"momentum": 0.5, "persist_optimizer": True}
@@ -83,10 +85,13 @@ class Schedule:
     network: dict[str, Any] = field(default_factory=dict)
     faults: tuple[Fault, ...] = ()
     rounds: int = ROUNDS
+    quick: bool = False
+    """Whether clients learn nothing, see `hpcfl.testing.quick`."""
 
     @property
     def told(self) -> dict[str, Any]:
-        return {**json.loads(self.config), "hosts": self.hosts, "faults": self.faults, **self.network}
+        given = {"hosts": self.hosts, "faults": self.faults, "quick": self.quick}
+        return {**json.loads(self.config), **given, **self.network}
 
 
 @dataclass
@@ -137,17 +142,27 @@ def drawn(seed: int, faults: bool = True) -> Schedule:
         happens.append(Fault(float(rng.uniform(0, 1)), "slow", int(rng.integers(1, ranks)), 10 ** rng.uniform(0, 3)))
     if "lost_after" in config and rng.random() < 0.5:
         config["start_within"] = 1.0
-    return Schedule(seed, json.dumps(config), hosts, network, tuple(happens))
+    quick = bool(rng.random() < QUICK_SHARE)
+    return Schedule(seed, json.dumps(config), hosts, network, tuple(happens), (1 + quick) * ROUNDS, quick)
 
 
 @cache
-def _job(config: str, ranks: int) -> Job:
-    return Job.of(from_table(json.loads(config)), None, ranks)
+def _data(clients: int, seed: int, data: Any) -> Any:
+    return data.federate(clients, seed, None)
 
 
-def fresh(config: str, ranks: int) -> Job:
+@cache
+def _job(config: str, ranks: int, quick: bool) -> Job:
+    read = from_table(json.loads(config))
+    job = Job.of(read, None, ranks, federation=_data(read.clients, read.seed, read.data))
+    if quick:
+        job = replace(job, algorithm=QUICK[job.algorithm.name](**json.loads(config)["algorithm"]))
+    return job
+
+
+def fresh(schedule: Schedule) -> Job:
     """Return a job of which nothing has happened yet; data and model are made once."""
-    made = _job(config, ranks)
+    made = _job(schedule.config, len(schedule.hosts), schedule.quick)
     task = copy(made.task)
     task.oracle_calls = made.task.oracle_calls.copy()
     return replace(made, task=task)
@@ -157,7 +172,7 @@ class Reference:
     """What counts in each round, computed once more in simulated time."""
 
     def __init__(self, schedule: Schedule) -> None:
-        self.job = fresh(schedule.config, len(schedule.hosts))
+        self.job = fresh(schedule)
         self.now = self.job.begin(0)
         self.now.personal = {chunk.number: self.job.enter(chunk) for chunk in self.job.chunks}
         self.exact = json.loads(schedule.config)["lane_width"] in (1, "two-level")
@@ -192,7 +207,7 @@ def play(schedule: Schedule) -> Played:
     found, over, ended = Played(), set[int](), list[float]()
 
     def client(rank: int) -> None:
-        job = fresh(schedule.config, network.ranks)
+        job = fresh(schedule)
         comm: Any = Comm(network, "world", range(network.ranks), rank)
 
         def rest() -> None:
@@ -202,7 +217,7 @@ def play(schedule: Schedule) -> Played:
         start.serve(job, comm, schedule.hosts, job.begin(rank), rest)
 
     def server() -> None:
-        job, reference = fresh(schedule.config, network.ranks), Reference(schedule)
+        job, reference = fresh(schedule), Reference(schedule)
         comm: Any = Comm(network, "world", range(network.ranks), 0)
         now, stop = job.begin(0), SimpleNamespace(requested=lambda: "")
         befalls = any(fault.kind != "slow" for fault in schedule.faults)  # what others feel
@@ -234,7 +249,7 @@ def play(schedule: Schedule) -> Played:
         over.add(rank)
 
     leaving = Watchdog(Path("/nowhere"), json.loads(schedule.config).get("lost_after")).leaving
-    excused = {fault.rank for fault in schedule.faults if fault.kind == "kill"}
+    needed = set(range(network.ranks)) - {fault.rank for fault in schedule.faults if fault.kind == "kill"}
     began = time.perf_counter()
     with redirect_stderr(said), in_place(network):
         for fault in schedule.faults:
@@ -242,7 +257,7 @@ def play(schedule: Schedule) -> Played:
         for rank in range(network.ranks):
             network.spawn(rank, "main", lambda rank=rank: run(rank))  # type: ignore[misc]
         try:
-            network.run(lambda: over >= set(range(network.ranks)) - network.dead - excused, MOST_SECONDS)
+            network.run(lambda: over >= needed, MOST_SECONDS)
         except Violation as violation:
             found.broken = str(violation)
         except Exception as error:
