@@ -2,7 +2,8 @@
 
     python -m hpcfl.testing.schedules --seeds 0:1000
 
-plays so many, and prints one JSON line: events, and what was broken by which seed. What counts in a round is computed
+plays so many, and prints one JSON line last: the seeds, how many schedules and events that were, seconds, faults by
+kind, what was broken by which seed, and the commit; `--record` appends it to a file. What counts in a round is computed
 once more in simulated time. Sums, and personal state in the end, have to be the same, to the bit where MPI forms no
 sums on their way.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -311,23 +313,42 @@ def main() -> None:
     parser.add_argument("--seeds", default="0:100", help="From the first up to before the last.")
     parser.add_argument("--seconds", type=float, default=1e9, help="Begin no more after so many.")
     parser.add_argument("--no-faults", action="store_true")
+    parser.add_argument("--record", type=Path, help="A file of such lines.")
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
     first, last = map(int, options.seeds.split(":"))
     torch.set_num_threads(1)
-    began, events, broken, played = time.perf_counter(), 0, {}, 0
+    began, events, broken, played, faults = time.perf_counter(), 0, {}, 0, Counter[str]()
     for seed in range(first, last):
         if time.perf_counter() - began > options.seconds:
             break
         schedule = drawn(seed, not options.no_faults)
         found = play(schedule)
         events, played = events + found.events, played + 1
+        faults.update(fault.kind for fault in schedule.faults)
         if found.broken:
             broken[seed] = found.broken
         if options.verbose or found.broken:
             print(seed, found.broken or "ok", found.events, round(found.seconds, 2), schedule.told, file=sys.stderr)
             print(found.said, file=sys.stderr, end="")
-    print(json.dumps({"schedules": played, "events": events, "broken": broken}))
+    line = {
+        **{"seeds": [first, first + played], "schedules": played, "events": events, "broken": broken},
+        **{"faults": dict(sorted(faults.items())), "seconds": round(time.perf_counter() - began, 1)},
+        **{"commit": _commit()},
+    }
+    print(json.dumps(line))
+    if options.record:
+        with options.record.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def _commit() -> str:
+    """Return the commit that is played, with a + where the working tree has changed since; "" outside of git."""
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
+    try:
+        return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:
+        return ""
 
 
 if __name__ == "__main__":

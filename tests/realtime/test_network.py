@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from hpcfl.realtime import client, executor, lane, lanes, leader, outcome
 from hpcfl.schedule.plan import Attempt
 from hpcfl.testing import network
 from hpcfl.testing.network import Comm, Network, Violation, in_place
-from hpcfl.testing.schedules import CLOSES, Fault, Schedule, drawn, play
+from hpcfl.testing.schedules import CLOSES, Fault, Schedule, drawn, main, play
 
 DEADLINE, QUORUM, FIRST, ALL = CLOSES
 
@@ -67,6 +69,17 @@ def test_a_dead_rank_is_lost_and_no_other(width: Any) -> None:
     assert found.broken == ""
     assert len(found.lost) == 1
     assert found.lost[0].startswith("rank 2 is lost")
+
+
+def test_what_was_played_is_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "played.jsonl"
+    for seeds in ("5:6", "6:7"):
+        monkeypatch.setattr(sys, "argv", ["schedules", "--seeds", seeds, "--record", str(file)])
+        main()
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["seeds"] for line in lines] == [[5, 6], [6, 7]]
+    assert [sum(line["faults"].values()) for line in lines] == [len(drawn(seed).faults) for seed in (5, 6)]
+    assert all(line["broken"] == {} and line["events"] > 100 for line in lines)
 
 
 # what it has found
