@@ -136,7 +136,7 @@ class Collective:
     over: bool = False
 
 
-@dataclass
+@dataclass(eq=False)
 class Process:
     """A thread of one rank, its main one or what computes there."""
 

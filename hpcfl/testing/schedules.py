@@ -319,6 +319,7 @@ def main() -> None:
     first, last = map(int, options.seeds.split(":"))
     torch.set_num_threads(1)
     began, events, broken, played, faults = time.perf_counter(), 0, {}, 0, Counter[str]()
+    commit = _commit()
     for seed in range(first, last):
         if time.perf_counter() - began > options.seconds:
             break
@@ -334,7 +335,7 @@ def main() -> None:
     line = {
         **{"seeds": [first, first + played], "schedules": played, "events": events, "broken": broken},
         **{"faults": dict(sorted(faults.items())), "seconds": round(time.perf_counter() - began, 1)},
-        **{"commit": _commit()},
+        **{"commit": commit},
     }
     print(json.dumps(line))
     if options.record:

@@ -17,6 +17,7 @@ from hpcfl.testing import network
 from hpcfl.testing.network import Comm, Network, Violation, in_place
 from hpcfl.testing.schedules import CLOSES, Fault, Schedule, drawn, main, play
 
+MEASURED = Path(__file__).parents[2] / "docs" / "measured"
 DEADLINE, QUORUM, FIRST, ALL = CLOSES
 
 
@@ -80,6 +81,13 @@ def test_what_was_played_is_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert [line["seeds"] for line in lines] == [[5, 6], [6, 7]]
     assert [sum(line["faults"].values()) for line in lines] == [len(drawn(seed).faults) for seed in (5, 6)]
     assert all(line["broken"] == {} and line["events"] > 100 for line in lines)
+
+
+def test_what_the_docs_say_was_played_is_on_record() -> None:
+    lines = [json.loads(line) for line in (MEASURED / "schedules.jsonl").read_text().splitlines()]
+    schedules, events = (sum(line[what] for line in lines) for what in ("schedules", "events"))
+    said = f"{schedules:,} schedules of {events:,} events, of which {sum(len(line['broken']) for line in lines)} broke"
+    assert said in (MEASURED / "checked.md").read_text().replace("\n", " ")
 
 
 # what it has found
