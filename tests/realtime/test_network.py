@@ -6,6 +6,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,18 @@ def test_what_the_docs_say_was_played_is_on_record() -> None:
     schedules, events = (sum(line[what] for line in lines) for what in ("schedules", "events"))
     said = f"{schedules:,} schedules of {events:,} events, of which {sum(len(line['broken']) for line in lines)} broke"
     assert said in (MEASURED / "checked.md").read_text().replace("\n", " ")
+
+
+@pytest.mark.parametrize("leaders", [0, 3])
+def test_ranks_without_a_thread_speak_the_protocol(leaders: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The benchmark of many of them compares each sum, and who is lost, with what it knows."""
+    monkeypatch.syspath_prepend(MEASURED.parents[1] / "benchmarks")
+    import simulated_ranks
+
+    asked = {"ranks": 24, "rounds": 4, "faulty": 0.3, "leaders": leaders, "fan_out": 2, "look": 5.0, "seed": 0}
+    found = simulated_ranks.play(SimpleNamespace(**asked))
+    assert found["lanes"] == (2 if leaders else 23)
+    assert 15 < found["counted"] <= 23
 
 
 # what it has found
