@@ -5,6 +5,9 @@ where it waits. Messages take what latency and bandwidth say, and a little more 
 unkind as MPI: what goes by one channel keeps its order, nothing else does; a large message ends for its sender when it
 has been received; collectives have to be begun in one order by all. Ranks are suspended or die, links are cut and come
 back. A sender that changes what is still being sent, or memory that is given to MPI twice, ends the run by `Violation`.
+
+An event is a message that is sent or received, a part in a collective that is given or comes back, a sleep that ends,
+a fault, or a look of a rank that something has come for. A look in vain is none.
 """
 
 from __future__ import annotations
@@ -16,7 +19,6 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from importlib import import_module
 from itertools import count
 from math import inf
@@ -35,6 +37,7 @@ PROC_FAILED, IN_STATUS = 75, 18
 TICK = 1e-6  # seconds: nobody waits for less
 LOOKS = 20  # without a pause, until time goes on
 LOOK_SECONDS = 0.002  # after so long a rank looks again, whatever has come
+MOST_NAP = 0.01  # from look to look of a rank that computes: what comes wakes it up
 
 
 class Violation(Exception):  # noqa: N818
@@ -73,8 +76,8 @@ class Request:
     done: bool = False
     error: int = 0
     null: bool = False
-    sum: bytes = b""
-    """Of what is being sent."""
+    sent: bytes | None = None
+    """What is being sent, as it was in the beginning."""
     looked: ClassVar[Callable[[], None]] = lambda: None
 
     def __eq__(self, other: object) -> bool:
@@ -134,7 +137,7 @@ class Collective:
     over: bool = False
 
 
-@dataclass
+@dataclass(eq=False)
 class Process:
     """A thread of one rank, its main one or what computes there."""
 
@@ -147,8 +150,6 @@ class Process:
     looks: tuple[float, int] = (0.0, 0)  # when it has looked last, and how often at that time
     turn: int = 0  # so often it has waited: who wakes it up for an earlier time comes too late
     over: bool = False
-    error: BaseException | None = None
-    thread: threading.Thread | None = None
 
 
 class Network:
@@ -187,11 +188,14 @@ class Network:
         self._frozen: dict[int, float] = {}
         self._slow: dict[int, float] = {}  # how many times slower a rank's links are
         self._cut: dict[tuple[int, int], float] = {}
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._heap: list[tuple[float, int, Callable[[], None] | Process, int]] = []
         self._order = count()
-        self._back, self._current = threading.Lock(), Process(0, "", lambda: None)
-        self._back.acquire()
-        self._processes: list[Process] = []
+        self._until, self._most = self.over, inf
+        self._failure: BaseException | None = None
+        self._outside = self._current = Process(0, "", lambda: None)
+        self._outside.go.acquire()
+        self._processes: dict[int, list[Process]] = {rank: [] for rank in range(ranks)}  # those that are not over
+        self._threads: list[threading.Thread] = []
         self._sent: dict[tuple[Any, ...], deque[Message]] = defaultdict(deque)
         self._expected: dict[tuple[Any, ...], deque[tuple[Request, Any]]] = defaultdict(deque)
         self._free: dict[tuple[int, int], float] = defaultdict(float)  # when a link is
@@ -205,9 +209,14 @@ class Network:
         """The rank whose turn it is."""
         return self._current.rank
 
-    def at(self, when: float, act: Callable[[], None]) -> None:
-        """Do something at a second of the clock."""
-        heapq.heappush(self._heap, (max(when, self.now), next(self._order), act))
+    @property
+    def process(self) -> Process:
+        """The thread whose turn it is."""
+        return self._current
+
+    def at(self, when: float, act: Callable[[], None] | Process, turn: int = 0) -> None:
+        """Do something at a second of the clock, or let a thread go on that has not had its turn since then."""
+        heapq.heappush(self._heap, (max(when, self.now), next(self._order), act, turn))
 
     def note(self, *facts: Any) -> None:
         """Count an event, and add it to what tells schedules apart."""
@@ -218,7 +227,7 @@ class Network:
         """Let a thread of a rank begin."""
         process = Process(rank, name, run)
         process.go.acquire()
-        self._processes.append(process)
+        self._processes[rank].append(process)
 
         def body() -> None:
             process.go.acquire()
@@ -229,46 +238,50 @@ class Network:
             except Killed:
                 pass
             except BaseException as error:
-                process.error = error
+                self._failure = self._failure or error
             process.over = True
-            self._back.release()
+            self._processes[rank].remove(process)
+            self._give(self._chosen())
 
-        process.thread = threading.Thread(target=body, name=f"rank {rank} {name}", daemon=True)
-        process.thread.start()
-        self.at(when, lambda: self._resume(process, 0))
+        self._threads.append(threading.Thread(target=body, name=f"rank {rank} {name}", daemon=True))
+        self._threads[-1].start()
+        self.at(when, process)
         return process
 
     def run(self, until: Callable[[], bool], most: float = inf) -> None:
         """Let time pass until something holds, or raise what a thread has raised; Violation after `most` seconds."""
-        while not until():
-            if not self._heap:
-                raise Violation(f"nothing happens any more at {self.now:.3f} s")
-            self.now, _, act = heapq.heappop(self._heap)
-            if self.now > most:
-                raise Violation(f"no end after {most:g} s")
-            act()
+        self._until, self._most, self._failure = until, most, None
+        self._pass(self._outside)
+        self._until = self.over
+        if self._failure is not None:
+            raise self._failure
+
+    @staticmethod
+    def over() -> bool:
+        """Say that no more time is to pass."""
+        return True
 
     def end(self) -> None:
         """Let all threads end that are left."""
         self.dead = set(range(self.ranks))
-        for process in self._processes:
+        for process in [each for those in self._processes.values() for each in those]:
             while not process.over:
-                self._hand_over(process)
-            if process.thread is not None:
-                process.thread.join()  # one that ends beside the interpreter would abort it
+                self._give(process)
+                self._outside.go.acquire()
+        for thread in self._threads:
+            thread.join()  # one that ends beside the interpreter would abort it
 
-    def wait(self, seconds: float, wake: bool = True) -> None:
-        """Let others have their turn for so many seconds, or until something comes for this rank."""
+    def wait(self, seconds: float, wake: bool = True) -> bool:
+        """Let others have their turn for so many seconds, or until something comes for this rank: then return True."""
         process = self._current
         process.turn += 1
-        turn = process.turn
-        seconds = max(seconds, TICK)
-        process.due = self.now + seconds if wake else inf
-        self.at(self.now + seconds, lambda: self._resume(process, turn))
-        self._back.release()
-        process.go.acquire()
+        end = self.now + max(seconds, TICK)
+        process.due = end if wake else inf
+        self.at(end, process, process.turn)
+        self._pass(process)
         if process.rank in self.dead:
             raise Killed
+        return self.now < end
 
     def looked(self) -> None:
         """Take note of a look at what is under way: who does nothing else takes time with that."""
@@ -277,27 +290,46 @@ class Network:
         if looks >= LOOKS:
             self.wait(LOOK_SECONDS / 100)
 
-    def _resume(self, process: Process, turn: int) -> None:
-        if process.over or process.turn != turn:
+    def _pass(self, own: Process) -> None:
+        """Let time pass until it is a thread's turn: a switch from one thread to another takes longer than all else."""
+        if (process := self._chosen()) is own:
+            self._take_turn(own)
             return
-        if self.now < (thaw := self._frozen.get(process.rank, 0.0)):
-            self.at(thaw, lambda: self._resume(process, turn))
-            return
-        self._hand_over(process)
-        if process.error is not None:
-            raise process.error
+        self._give(process)
+        own.go.acquire()
 
-    def _hand_over(self, process: Process) -> None:
+    def _chosen(self) -> Process:
+        """Return whose turn is the next."""
+        try:
+            while self._failure is None and not self._until():
+                if not self._heap:
+                    raise Violation(f"nothing happens any more at {self.now:.3f} s")
+                self.now, _, act, turn = heapq.heappop(self._heap)
+                if self.now > self._most:
+                    raise Violation(f"no end after {self._most:g} s")
+                if not isinstance(act, Process):
+                    act()
+                elif act.turn == turn and not act.over:
+                    if self.now >= (thaw := self._frozen.get(act.rank, 0.0)):
+                        return act
+                    self.at(thaw, act, turn)
+        except BaseException as error:
+            self._failure = error
+        return self._outside
+
+    def _give(self, process: Process) -> None:
+        self._take_turn(process)
+        process.go.release()
+
+    def _take_turn(self, process: Process) -> None:
         process.turn += 1
         self._current = process
-        process.go.release()
-        self._back.acquire()
 
     def stir(self, rank: int) -> None:
         """Let a rank look, if it waits."""
-        for process in self._processes:
-            if process.rank == rank and not process.over and process.due < inf:
-                self.at(self.now, partial(self._resume, process, process.turn))
+        for process in self._processes[rank]:
+            if process.due < inf:
+                self.at(self.now, process, process.turn)
 
     # faults
 
@@ -360,12 +392,13 @@ class Network:
         """Begin to send; the key is communicator, sender, receiver and tag, by ranks of the job."""
         _, source, to, _ = key
         array = np.ascontiguousarray(data)
-        request = Request(source, array, sum=_digest(array))
+        sent = array.tobytes()
+        request = Request(source, array, sent=sent)
         if self.failures and to in self.dead:
             request.error = PROC_FAILED
             return request
         eager = array.nbytes <= self.eager
-        message = Message(array.tobytes(), request, self._arrival(source, to, array.nbytes, key), eager)
+        message = Message(sent, request, self._arrival(source, to, array.nbytes, key), eager)
         self.note("send", *key[1:], array.nbytes)
         self.sent[source, to] += array.nbytes
         self._sent[key].append(message)
@@ -431,7 +464,7 @@ class Network:
             self._pending[request.rank].remove(request)
 
     def _finish(self, request: Request) -> None:
-        if request.sum and request.rank not in self.dead and _digest(request.memory) != request.sum:
+        if request.sent is not None and request.rank not in self.dead and _bytes(request.memory) != request.sent:
             raise Violation(f"rank {request.rank}: what it is still sending has changed")
         request.done = True
         self._release(request)
@@ -444,7 +477,7 @@ class Network:
         members = comm[1]
         rank = members[me]
         sends = own is not None and (kind != "bcast" or me == 0)
-        request = Request(rank, own, sum=_digest(own)) if sends else Request(rank)
+        request = Request(rank, own, sent=_bytes(own)) if sends else Request(rank)
         if self.failures and not self.dead.isdisjoint(members):
             request.error = PROC_FAILED
             return request
@@ -468,6 +501,7 @@ class Network:
             for me, (request, _, room) in list(given.items()):
                 if me and not request.done:
                     np.asarray(room).reshape(-1)[:] = np.asarray(given[0][1]).reshape(-1)
+                    self.events += 1
                     self._finish(request)
             if len(given) == len(members) and not given[0][0].done:
                 self._finish(given[0][0])
@@ -482,13 +516,14 @@ class Network:
                 if room is not None:
                     base = np.asarray(room).reshape(-1)
                     base[:] = total.reshape(-1) if kind == "allreduce" else base + total.reshape(-1)
+        self.events += len(given)
         for request, *_ in given.values():
             if not request.done:
                 self._finish(request)
 
 
-def _digest(array: Any) -> bytes:
-    return hashlib.blake2b(np.ascontiguousarray(array).tobytes(), digest_size=8).digest()
+def _bytes(array: Any) -> bytes:
+    return np.ascontiguousarray(array).tobytes()
 
 
 def _overlap(one: Any, other: Any) -> bool:
@@ -589,25 +624,30 @@ class Clock:
 
     def sleep(self, seconds: float) -> None:
         self.network.wait(seconds, wake=False)
+        self.network.events += 1
 
 
 class Flag:
     """What `threading.Event` is to them."""
 
     def __init__(self, network: Network) -> None:
-        self.network, self.rank, self._set = network, network.current, False
+        self.network, self._set = network, False
+        self._waits: Process | None = None
 
     def set(self) -> None:
         self._set = True
-        self.network.stir(self.rank)
+        if self._waits is not None:
+            self.network.at(self.network.now, self._waits, self._waits.turn)
 
     def is_set(self) -> bool:
         return self._set
 
     def wait(self, seconds: float) -> bool:
-        end = self.network.now + seconds
-        while not self._set and self.network.now < end:
-            self.network.wait(end - self.network.now)
+        if not self._set and seconds > 0:
+            self._waits = self.network.process
+            self.network.wait(seconds, wake=False)
+            self._waits = None
+            self.network.events += 1
         return self._set
 
 
@@ -617,6 +657,7 @@ class Computing:
     def __init__(self, network: Network) -> None:
         self.network, self.rank, self.busy = network, network.current, False
         self._results: deque[tuple[str, Any]] = deque()
+        self._nap = 0.0  # ever longer, as long as nothing comes
 
     def start(self, work: Callable[[Callable[[Any], None]], None]) -> None:
         self.busy = True
@@ -637,7 +678,10 @@ class Computing:
 
     def wait(self, seconds: float) -> None:
         if not self._results:
-            self.network.wait(seconds)
+            self._nap = max(seconds, min(2 * self._nap, MOST_NAP))
+            if self.network.wait(self._nap):
+                self._nap = 0.0
+                self.network.events += 1
 
     def take(self, timeout: float) -> Any:
         if timeout > 0:
@@ -669,7 +713,9 @@ def in_place(network: Network) -> Iterator[None]:
 
     def pause(self: waiting.Patience, most: float = 1.0, coming: int = 0) -> None:
         since = Clock(network).monotonic() - self.start
-        network.wait(max(LOOK_SECONDS / 20, min(most, max(LOOK_SECONDS / 4, min(25 * LOOK_SECONDS, since / 4)))))
+        longest = max(LOOK_SECONDS / 4, min(25 * LOOK_SECONDS, since / 4))
+        found = network.wait(max(LOOK_SECONDS / 20, min(most, longest)))
+        network.events += found
 
     def drop(*_: Any) -> None:
         raise Gone

@@ -2,7 +2,8 @@
 
     python -m hpcfl.testing.schedules --seeds 0:1000
 
-plays so many, and prints one JSON line: events, and what was broken by which seed. What counts in a round is computed
+plays so many, and prints one JSON line last: the seeds, how many schedules and events that were, seconds, faults by
+kind, what was broken by which seed, and the commit; `--record` appends it to a file. What counts in a round is computed
 once more in simulated time. Sums, and personal state in the end, have to be the same, to the bit where MPI forms no
 sums on their way.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -41,8 +43,10 @@ from hpcfl.realtime.watchdog import LeftBehind, Watchdog
 from hpcfl.schedule.plan import Plan
 from hpcfl.sums.message import ExactSums, Sums
 from hpcfl.testing.network import Comm, Gone, Network, Violation, in_place
+from hpcfl.testing.quick import QUICK
 
 ROUNDS = 6
+QUICK_SHARE = 0.8  # of schedules in which clients learn nothing
 MOST_SECONDS = 600.0  # of the network's clock: all waits of a job that is over end before
 LATE = 0.15  # seconds after a deadline: ranks of the round before are given time to be free, and leaders to reply
 PERSONAL = {"momentum": 0.5, "persist_optimizer": True}
@@ -84,10 +88,13 @@ class Schedule:
     network: dict[str, Any] = field(default_factory=dict)
     faults: tuple[Fault, ...] = ()
     rounds: int = ROUNDS
+    quick: bool = False
+    """Whether clients learn nothing, see `hpcfl.testing.quick`."""
 
     @property
     def told(self) -> dict[str, Any]:
-        return {**json.loads(self.config), "hosts": self.hosts, "faults": self.faults, **self.network}
+        given = {"hosts": self.hosts, "faults": self.faults, "quick": self.quick}
+        return {**json.loads(self.config), **given, **self.network}
 
 
 @dataclass
@@ -138,17 +145,27 @@ def drawn(seed: int, faults: bool = True) -> Schedule:
         happens.append(Fault(float(rng.uniform(0, 1)), "slow", int(rng.integers(1, ranks)), 10 ** rng.uniform(0, 3)))
     if "lost_after" in config and rng.random() < 0.5:
         config["start_within"] = 1.0
-    return Schedule(seed, json.dumps(config), hosts, network, tuple(happens))
+    quick = bool(rng.random() < QUICK_SHARE)
+    return Schedule(seed, json.dumps(config), hosts, network, tuple(happens), (1 + quick) * ROUNDS, quick)
 
 
 @cache
-def _job(config: str, ranks: int) -> Job:
-    return Job.of(from_table(json.loads(config)), None, ranks)
+def _data(clients: int, seed: int, data: Any) -> Any:
+    return data.federate(clients, seed, None)
 
 
-def fresh(config: str, ranks: int) -> Job:
+@cache
+def _job(config: str, ranks: int, quick: bool) -> Job:
+    read = from_table(json.loads(config))
+    job = Job.of(read, None, ranks, federation=_data(read.clients, read.seed, read.data))
+    if quick:
+        job = replace(job, algorithm=QUICK[job.algorithm.name](**json.loads(config)["algorithm"]))
+    return job
+
+
+def fresh(schedule: Schedule) -> Job:
     """Return a job of which nothing has happened yet; data and model are made once."""
-    made = _job(config, ranks)
+    made = _job(schedule.config, len(schedule.hosts), schedule.quick)
     task = copy(made.task)
     task.oracle_calls = made.task.oracle_calls.copy()
     return replace(made, task=task)
@@ -158,7 +175,7 @@ class Reference:
     """What counts in each round, computed once more in simulated time."""
 
     def __init__(self, schedule: Schedule) -> None:
-        self.job = fresh(schedule.config, len(schedule.hosts))
+        self.job = fresh(schedule)
         self.now = self.job.begin(0)
         self.now.personal = {chunk.number: self.job.enter(chunk) for chunk in self.job.chunks}
         self.exact = json.loads(schedule.config)["lane_width"] in (1, "two-level")
@@ -193,7 +210,7 @@ def play(schedule: Schedule) -> Played:
     found, over, ended = Played(), set[int](), list[float]()
 
     def client(rank: int) -> None:
-        job = fresh(schedule.config, network.ranks)
+        job = fresh(schedule)
         comm: Any = Comm(network, "world", range(network.ranks), rank)
 
         def rest() -> None:
@@ -203,7 +220,7 @@ def play(schedule: Schedule) -> Played:
         start.serve(job, comm, schedule.hosts, job.begin(rank), rest)
 
     def server() -> None:
-        job, reference = fresh(schedule.config, network.ranks), Reference(schedule)
+        job, reference = fresh(schedule), Reference(schedule)
         comm: Any = Comm(network, "world", range(network.ranks), 0)
         now, stop = job.begin(0), SimpleNamespace(requested=lambda: "")
         befalls = any(fault.kind != "slow" for fault in schedule.faults)  # what others feel
@@ -235,7 +252,7 @@ def play(schedule: Schedule) -> Played:
         over.add(rank)
 
     leaving = Watchdog(Path("/nowhere"), json.loads(schedule.config).get("lost_after")).leaving
-    excused = {fault.rank for fault in schedule.faults if fault.kind == "kill"}
+    needed = set(range(network.ranks)) - {fault.rank for fault in schedule.faults if fault.kind == "kill"}
     began = time.perf_counter()
     with redirect_stderr(said), in_place(network):
         for fault in schedule.faults:
@@ -243,7 +260,7 @@ def play(schedule: Schedule) -> Played:
         for rank in range(network.ranks):
             network.spawn(rank, "main", lambda rank=rank: run(rank))  # type: ignore[misc]
         try:
-            network.run(lambda: over >= set(range(network.ranks)) - network.dead - excused, MOST_SECONDS)
+            network.run(lambda: over >= needed, MOST_SECONDS)
         except Violation as violation:
             found.broken = str(violation)
         except Exception as error:
@@ -297,23 +314,43 @@ def main() -> None:
     parser.add_argument("--seeds", default="0:100", help="From the first up to before the last.")
     parser.add_argument("--seconds", type=float, default=1e9, help="Begin no more after so many.")
     parser.add_argument("--no-faults", action="store_true")
+    parser.add_argument("--record", type=Path, help="A file of such lines.")
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
     first, last = map(int, options.seeds.split(":"))
     torch.set_num_threads(1)
-    began, events, broken, played = time.perf_counter(), 0, {}, 0
+    began, events, broken, played, faults = time.perf_counter(), 0, {}, 0, Counter[str]()
+    commit = _commit()
     for seed in range(first, last):
         if time.perf_counter() - began > options.seconds:
             break
         schedule = drawn(seed, not options.no_faults)
         found = play(schedule)
         events, played = events + found.events, played + 1
+        faults.update(fault.kind for fault in schedule.faults)
         if found.broken:
             broken[seed] = found.broken
         if options.verbose or found.broken:
             print(seed, found.broken or "ok", found.events, round(found.seconds, 2), schedule.told, file=sys.stderr)
             print(found.said, file=sys.stderr, end="")
-    print(json.dumps({"schedules": played, "events": events, "broken": broken}))
+    line = {
+        **{"seeds": [first, first + played], "schedules": played, "events": events, "broken": broken},
+        **{"faults": dict(sorted(faults.items())), "seconds": round(time.perf_counter() - began, 1)},
+        **{"commit": commit},
+    }
+    print(json.dumps(line))
+    if options.record:
+        with options.record.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def _commit() -> str:
+    """Return the commit that is played, with a + where the working tree has changed since; "" outside of git."""
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
+    try:
+        return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:
+        return ""
 
 
 if __name__ == "__main__":

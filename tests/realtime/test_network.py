@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,8 +16,9 @@ from hpcfl.realtime import client, executor, lane, lanes, leader, outcome
 from hpcfl.schedule.plan import Attempt
 from hpcfl.testing import network
 from hpcfl.testing.network import Comm, Network, Violation, in_place
-from hpcfl.testing.schedules import CLOSES, Fault, Schedule, drawn, play
+from hpcfl.testing.schedules import CLOSES, Fault, Schedule, drawn, main, play
 
+MEASURED = Path(__file__).parents[2] / "docs" / "measured"
 DEADLINE, QUORUM, FIRST, ALL = CLOSES
 
 
@@ -67,6 +71,36 @@ def test_a_dead_rank_is_lost_and_no_other(width: Any) -> None:
     assert found.broken == ""
     assert len(found.lost) == 1
     assert found.lost[0].startswith("rank 2 is lost")
+
+
+def test_what_was_played_is_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "played.jsonl"
+    for seeds in ("5:6", "6:7"):
+        monkeypatch.setattr(sys, "argv", ["schedules", "--seeds", seeds, "--record", str(file)])
+        main()
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["seeds"] for line in lines] == [[5, 6], [6, 7]]
+    assert [sum(line["faults"].values()) for line in lines] == [len(drawn(seed).faults) for seed in (5, 6)]
+    assert all(line["broken"] == {} and line["events"] > 100 for line in lines)
+
+
+def test_what_the_docs_say_was_played_is_on_record() -> None:
+    lines = [json.loads(line) for line in (MEASURED / "schedules.jsonl").read_text().splitlines()]
+    schedules, events = (sum(line[what] for line in lines) for what in ("schedules", "events"))
+    said = f"{schedules:,} schedules of {events:,} events, of which {sum(len(line['broken']) for line in lines)} broke"
+    assert said in (MEASURED / "checked.md").read_text().replace("\n", " ")
+
+
+@pytest.mark.parametrize("leaders", [0, 3])
+def test_ranks_without_a_thread_speak_the_protocol(leaders: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The benchmark of many of them compares each sum, and who is lost, with what it knows."""
+    monkeypatch.syspath_prepend(MEASURED.parents[1] / "benchmarks")
+    import simulated_ranks
+
+    asked = {"ranks": 24, "rounds": 4, "faulty": 0.3, "leaders": leaders, "fan_out": 2, "look": 5.0, "seed": 0}
+    found = simulated_ranks.play(SimpleNamespace(**asked))
+    assert found["lanes"] == (2 if leaders else 23)
+    assert 15 < found["counted"] <= 23
 
 
 # what it has found

@@ -1,0 +1,57 @@
+"""SALF and FedAvg whose visits take no time: where clients learn nothing, a schedule is all messages and waits.
+
+A visit moves each tensor by what depends on client, round and the state that it was served, and on what the client
+keeps: so sums and personal state tell whose visits have counted, and how often.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpcfl.algorithms.base import Client, State, Task, Visits
+from hpcfl.algorithms.fedavg import FedAvg
+from hpcfl.algorithms.salf import Salf
+from hpcfl.base.lazy import Tensor, torch
+
+
+def _stamp(visits: Visits) -> Tensor:
+    """Return a number for each visit, ``[c]``."""
+    return torch.from_numpy((visits.clients * 31 + visits.round * 7) % 17 / 256).float()
+
+
+def _moved(stamp: Tensor, value: Tensor) -> Tensor:
+    return stamp.view(-1, *[1] * (value.dim() - 1)) - value / 64
+
+
+class QuickSalf(Salf):
+    """SALF without a gradient."""
+
+    def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
+        stamp, served, kept = _stamp(visits), task.replicate(shared, visits), dict(personal)
+        layers = self.layers(task)
+        yield {"loss": (stamp, visits.ones(len(stamp)))}
+        for number in range(len(layers), 0, -1):
+            rows = visits.in_time(number)
+            for name in layers[number - 1] if rows else ():
+                moved = _moved(stamp[:rows], served[name][:rows])
+                if name in kept:
+                    moved += kept[name][:rows] / 2
+                    kept[name] = torch.cat([moved, kept[name][rows:]])
+                yield {name: (moved, visits.ones(rows))}
+        return kept
+
+
+class QuickFedAvg(FedAvg):
+    """FedAvg without a gradient."""
+
+    def train(self, task: Task, shared: State, params: State, memory: State, visits: Visits) -> Tensor:
+        stamp = _stamp(visits)
+        for name, value in params.items():
+            moved = _moved(stamp, value)
+            if name in memory:
+                memory[name] = moved = memory[name] / 2 + moved
+            value += moved
+        return stamp
+
+
+QUICK: dict[str, Any] = {"salf": QuickSalf, "fedavg": QuickFedAvg}

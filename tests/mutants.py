@@ -1,0 +1,175 @@
+"""What nobody would notice: ``python tests/mutants.py MODULE ... [--count N] [--first K] [--seed S]``.
+
+Modules of `hpcfl.realtime`, by name (``lane leader``), are changed in one place each: a comparison or an `and` is
+turned round, a condition negated, which swaps its branches, a small number made larger by 1, a statement left out. Each
+such mutant is written to a copy of the package, against which drawn schedules are played, then the tests of real time
+run that need no MPI, until something fails or takes too long. The draw depends on the seed alone, so that a job may be
+cut into shards by ``--first`` and ``--count``. Prints a line per mutant, and one JSON line last; survivors are told by
+file and line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+BESIDE = "tests", "benchmarks", "analysis", "docs", "jobs", "examples", "pyproject.toml", "README.md", "CHANGELOG.md"
+SWAPS: dict[type[ast.AST], type[ast.AST]] = {
+    **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq},
+    **{ast.And: ast.Or, ast.Or: ast.And, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is},
+    **{ast.Add: ast.Sub, ast.Sub: ast.Add},
+}
+PLAYED = """
+import sys, torch
+from hpcfl.testing.schedules import drawn, play
+torch.set_num_threads(1)
+for seed in range(*map(int, sys.argv[1].split(":"))):
+    if broken := play(drawn(seed)).broken:
+        sys.exit(f"seed {seed}: {broken}")
+"""
+TESTS = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts="]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A change of a module: its line, what it was and what it is, and the whole source."""
+
+    module: str
+    line: int
+    was: str
+    now: str
+    source: str
+
+    @property
+    def told(self) -> str:
+        return f"hpcfl/realtime/{self.module}.py:{self.line}: {self.was} -> {self.now}"
+
+
+def changes(node: ast.AST) -> Iterator[ast.AST | None]:
+    """Yield what a node may be changed into; None: it is left out."""
+    new = copy.deepcopy(node)
+    if isinstance(new, (ast.BoolOp, ast.BinOp)) and type(new.op) in SWAPS:
+        new.op = SWAPS[type(new.op)]()  # type: ignore[assignment]
+        yield new
+    elif isinstance(new, ast.Compare) and type(new.ops[0]) in SWAPS:
+        new.ops[0] = SWAPS[type(new.ops[0])]()  # type: ignore[assignment]
+        yield new
+    elif isinstance(new, (ast.If, ast.While, ast.IfExp)):
+        new.test = ast.UnaryOp(ast.Not(), new.test)
+        yield new
+    elif isinstance(new, ast.Constant) and type(new.value) is int and 0 <= new.value <= 3:
+        new.value += 1
+        yield new
+    elif isinstance(new, (ast.Expr, ast.Assign, ast.AugAssign)) and not isinstance(new.value, ast.Constant):
+        yield None
+
+
+def mutants(module: str) -> list[Mutant]:
+    """Return all mutants of a module, within its functions."""
+    tree = ast.parse((ROOT / "hpcfl" / "realtime" / f"{module}.py").read_text(encoding="utf-8"))
+    inside = [each for within in ast.walk(tree) if isinstance(within, ast.FunctionDef) for each in within.body]
+    places = [
+        (node, field, index)
+        for top in dict.fromkeys(inside)
+        for node in ast.walk(top)
+        for field, value in ast.iter_fields(node)
+        for index in range(len(value) if isinstance(value, list) else 1)
+    ]
+    found = {}
+    for node, field, index in places:
+        held = getattr(node, field)
+        old = held[index] if isinstance(held, list) else held
+        for new in changes(old) if isinstance(old, ast.AST) else ():
+            put(node, field, index, ast.Pass() if new is None else new)
+            source = ast.unparse(tree)
+            put(node, field, index, old)
+            was, now = (ast.unparse(each).partition("\n")[0] if each else "nothing" for each in (old, new))
+            found[source] = Mutant(module, old.lineno, was, now, source)  # type: ignore[attr-defined]
+    return list(found.values())
+
+
+def put(node: ast.AST, field: str, index: int, new: ast.AST) -> None:
+    """Set a field of a node, or a place in it."""
+    held = getattr(node, field)
+    if isinstance(held, list):
+        held[index] = new
+    else:
+        setattr(node, field, new)
+
+
+def killed(mutant: Mutant | None, folder: Path, asked: argparse.Namespace) -> str:
+    """Return what has noticed a mutant; "" if nothing has. None: the package as it is."""
+    place = folder / "hpcfl" / "realtime" / f"{mutant.module}.py" if mutant else None
+    kept = place.read_text(encoding="utf-8") if place else ""
+    if place and mutant:
+        place.write_text(mutant.source, encoding="utf-8")
+    played = [sys.executable, "-c", PLAYED, asked.schedules]
+    tests = [*TESTS, "-m", "not mpi and not launch and not slow and not slurm", *asked.tests]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        for name, command in (("schedules", played), ("tests", tests)):
+            try:
+                run = subprocess.run(
+                    command, cwd=folder, env=environment, capture_output=True, text=True, timeout=asked.timeout
+                )
+            except subprocess.TimeoutExpired:
+                return f"{name}: no end"
+            if run.returncode:
+                lines = [line for line in (run.stdout + run.stderr).splitlines() if line.strip()]
+                told = [line for line in lines if line.startswith(("FAILED", "ERROR"))] or lines[-1:]
+                return f"{name}: {told[0][:160] if told else run.returncode}"
+    finally:
+        if place:
+            place.write_text(kept, encoding="utf-8")
+    return ""
+
+
+def main() -> int:
+    """Try mutants; return 1 if one has survived."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("modules", nargs="+")
+    parser.add_argument("--seed", type=int, default=0, help="of the draw")
+    parser.add_argument("--first", type=int, default=0, help="where in the draw to begin")
+    parser.add_argument("--count", type=int, default=20)
+    parser.add_argument("--schedules", default="0:20", help="seeds, from the first up to before the last")
+    parser.add_argument("--tests", nargs="*", default=["tests/realtime"])
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for schedules, and for tests")
+    asked = parser.parse_args()
+    every = [mutant for module in asked.modules for mutant in mutants(module)]
+    random.Random(asked.seed).shuffle(every)
+    drawn, survivors, began = every[asked.first : asked.first + asked.count], [], time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="mutants-") as name:
+        folder = Path(name)
+        shutil.copytree(ROOT / "hpcfl", folder / "hpcfl", ignore=shutil.ignore_patterns("__pycache__"))
+        for each in BESIDE:
+            (folder / each).symlink_to(ROOT / each)
+        if failed := killed(None, folder, asked):
+            sys.exit(f"the package as it is does not pass: {failed}")
+        for number, mutant in enumerate(drawn, start=asked.first):
+            by = killed(mutant, folder, asked)
+            survivors += [] if by else [mutant.told]
+            print(number, mutant.told, "|", by or "SURVIVES", flush=True)
+    line = {
+        **{"modules": asked.modules, "seed": asked.seed, "first": asked.first, "of": len(every)},
+        **{"drawn": len(drawn), "killed": len(drawn) - len(survivors), "survivors": survivors},
+        **{"seconds": round(time.monotonic() - began, 1)},
+    }
+    print(json.dumps(line))
+    return int(bool(survivors))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
