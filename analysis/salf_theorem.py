@@ -36,7 +36,7 @@ from hpcfl.algorithms.salf import Salf
 from hpcfl.config import load
 from hpcfl.config.presets import read
 from hpcfl.contrib.theory.optimum import PooledObjective, optimum
-from hpcfl.contrib.theory.salf import Convergence, convergence, uniform_reach
+from hpcfl.contrib.theory.salf_bounds import Convergence, convergence, uniform_reach
 from hpcfl.engine.job import Job
 
 Floats = npt.NDArray[np.float64]

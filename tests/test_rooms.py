@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -64,6 +65,16 @@ def test_a_newcomer_finds_few_rooms() -> None:
     entries = {path.stem for path in PACKAGE.iterdir() if path.name not in ("__pycache__", "py.typed")}
     assert entries == {"__init__", *ORDER}
     assert len(entries) <= 20
+
+
+def test_a_file_is_found_by_its_name() -> None:
+    names = Counter(path.name for path in MODULES.values())
+    assert {name for name, count in names.items() if count > 1} <= {
+        "__init__.py",
+        "algorithm.py",
+        "base.py",
+        "config.py",
+    }
 
 
 LAZY = {"mpi4py", "pandas", "torch", "xarray"}

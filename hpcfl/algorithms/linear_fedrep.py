@@ -19,7 +19,7 @@ from hpcfl.base.device_copy import on_device
 from hpcfl.base.errors import UsageError, no_meaning, refusal
 from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.types import State
-from hpcfl.data.linear import LinearFederation, SpacesFederation, whitening
+from hpcfl.data.linear_federation import LinearFederation, SpacesFederation, whitening
 
 B, HEAD, MOMENT = "representation.weight", "head.weight", "moment"  # Bᵀ [k, d], w [1, k], mean of y² x xᵀ [d, d]
 WEIGHT, BIAS = "embedding.weight", "embedding.bias"  # where features are embedded in d coordinates: [d, d_i], [d]

@@ -6,7 +6,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 CONTRIBUTED = {
-    "bounds of salf": "hpcfl.contrib.theory.salf:facts",
+    "bounds of salf": "hpcfl.contrib.theory.salf_bounds:facts",
     "bounds of fedlrgd": "hpcfl.contrib.theory.complexity:theory",
     "oracle complexity": "hpcfl.contrib.theory.complexity:gamma",
     "optimum": "hpcfl.contrib.theory.optimum:of",

@@ -26,7 +26,7 @@ from hpcfl.mpi.placement import Topology, Turn
 from hpcfl.mpi.transfers import complete
 from hpcfl.mpi.waiting import Doze, Patience
 from hpcfl.realtime.executor import Executor, Worker
-from hpcfl.realtime.frames import FrameFormat, StagedFrame, frame_formats, narrow_formats
+from hpcfl.realtime.frames import StagedFrame, frame_formats, narrow_formats
 from hpcfl.realtime.orders import Command, Op
 from hpcfl.realtime.questions import QUESTIONS
 from hpcfl.sums.packing import Bytes, Packing
@@ -243,11 +243,6 @@ class ClientRank:
             over.set()
             yield from self._post(staged)
 
-    def _formats(self, turn: Turn) -> list[FrameFormat]:
-        """Return the formats of the frames in which this rank sends a turn's visits."""
-        client = next(chain(*turn), None)
-        return self.formats if client is None else self.narrow.get(int(self.job.parts[client]), self.formats)
-
     def _post(self, staged: StagedFrame) -> Steps:
         """Send a frame once its data are there."""
         yield from self._until(staged.Test)
@@ -275,7 +270,9 @@ class ClientRank:
             yield from self._post(staged)
         while self._posted < max(int(posted[0]), int(target[0])):
             turn, group = divmod(self._posted, len(self.formats))
-            yield from self._post(self.executor.staging.nothing(self._formats(self._turns[turn])[group]))
+            client = next(chain(*self._turns[turn]), None)
+            formats = self.formats if client is None else self.narrow.get(int(self.job.parts[client]), self.formats)
+            yield from self._post(self.executor.staging.nothing(formats[group]))
             self._progress()
         yield from self._rested()
         yield from self._wait(self.control.meet())

@@ -204,7 +204,11 @@ class Lanes:
                 return
             if seconds >= due:
                 due = seconds + REPEAT_SECONDS
-                say(f"still waiting ({seconds:.1f} s) for {what}: {_named(owing())}")
+                ranks = sorted(rank for lane in owing() for rank in lane.topology.ranks)
+                clients = sorted(int(client) for lane in owing() for client in lane.hosted)
+                who = f"rank{'s' * (len(ranks) > 1)} {listed(ranks)}"
+                whose = f"client{'s' * (len(clients) > 1)} {listed(clients)}"
+                say(f"still waiting ({seconds:.1f} s) for {what}: {who} with {whose}")
             rest()
             with self.phases.phase("waiting"):
                 sending, looked = self.transfers.outgoing, time.perf_counter()
@@ -286,9 +290,3 @@ class Lanes:
         for lane in owing():
             lane.give_up()
         return {lane: replies[lane] for lane in asked if lane.has_replied}
-
-
-def _named(lanes: Sequence[Lane]) -> str:
-    ranks = sorted(rank for lane in lanes for rank in lane.topology.ranks)
-    clients = sorted(int(client) for lane in lanes for client in lane.hosted)
-    return f"rank{'s' * (len(ranks) > 1)} {listed(ranks)} with client{'s' * (len(clients) > 1)} {listed(clients)}"

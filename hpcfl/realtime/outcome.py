@@ -306,7 +306,7 @@ class RoundOutcome:
 
     def _note(self, lane: Lane, one: PendingReceive, groups: int) -> None:
         """Note whose visits these are, and how far each had come within its first `groups` groups."""
-        sent, rejected = one.sent(groups), one.rejected(groups)
+        sent, rejected, planner = one.sent(groups), one.rejected(groups), self.job.planner
         for local_rank, clients in enumerate(one.clients):
             if clients:
                 lane.worked[:, local_rank] += one.count(local_rank), one.seconds(local_rank)
@@ -319,13 +319,9 @@ class RoundOutcome:
                 if self.reached[count] <= self.attempt.layers:
                     self.gradients = max(self.gradients, one.gradients(local_rank, place, groups))
                 self.steps[row] = one.steps(local_rank, place)
-                if self._is_whole(client, row) and (count == self.groups or (row in self.rejected and one.complete)):
+                cut = planner.participation.by_steps and self.steps[row] != planner.visit_steps[0][client]
+                if not cut and (count == self.groups or (row in self.rejected and one.complete)):
                     self.seconds[row] = one.came(local_rank, place) - self.start
-
-    def _is_whole(self, client: int, row: int) -> bool:
-        """Whether a visit was not cut short at a step."""
-        planner = self.job.planner
-        return not planner.participation.by_steps or bool(self.steps[row] == planner.visit_steps[0][client])
 
     def _acknowledge(self) -> None:
         """Leave word on the lanes how much of each visit counted."""

@@ -270,12 +270,15 @@ class Server(Rounds):
             return
         self.settle()
         self.lanes.wait_for_late()
-        self.wrote = self._written(now.round) if self.apart else {}
+        command, what = Command(Op.WRITE, now.round), "personal state"
+        for lane, reply in self.lanes.ask(self.job, self.lanes.all, command, what=what).items() if self.apart else ():
+            rows = zip(lane.topology.ranks, lane.topology.hosted)
+            self.wrote |= {client: rank for rank, clients in rows if rank in reply.did for client in clients}
         missed: list[int] = []
         for lane in self.lanes.all:
             left = [client for client in lane.hosted.tolist() if client not in self.wrote]
             if left and not self.apart:
-                for reply in self.lanes.ask(self.job, [lane], Command(Op.SAVE), what="personal state").values():
+                for reply in self.lanes.ask(self.job, [lane], Command(Op.SAVE), what=what).values():
                     yield from reply.saved()
                     left = reply.lacking()
             missed += left
@@ -291,20 +294,6 @@ class Server(Rounds):
         for client, rank in self.wrote.items():
             homes[client] = rank
         return homes
-
-    def _written(self, round: int) -> dict[int, int]:
-        """Ask all lanes at once to write the acknowledged state to a round's checkpoint.
-
-        Return whose has been written, client by client, and by which rank.
-        """
-        found = self.lanes.ask(self.job, self.lanes.all, Command(Op.WRITE, round), what="personal state")
-        return {
-            client: rank
-            for lane, reply in found.items()
-            for rank, clients in zip(lane.topology.ranks, lane.topology.hosted)
-            if rank in reply.did
-            for client in clients
-        }
 
     def _last_saved(self, clients: list[int], saved: Path | None) -> Iterator[Saved]:
         """Yield what a checkpoint has of some clients, else their state before the first visit."""

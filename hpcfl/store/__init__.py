@@ -21,6 +21,8 @@ from hpcfl.store.checkpoints import write_rank as write_rank
 from hpcfl.store.checkpoints import write_server as write_server
 from hpcfl.store.columns import Column as Column
 from hpcfl.store.columns import Fact as Fact
+from hpcfl.store.findings import Findings as Findings
+from hpcfl.store.findings import verify as verify
 from hpcfl.store.owner import release as release
 from hpcfl.store.owner import take as take
 from hpcfl.store.reading import data_folder as data_folder
@@ -38,5 +40,3 @@ from hpcfl.store.run_file import seal as seal
 from hpcfl.store.status import overwrite_status as overwrite_status
 from hpcfl.store.status import read_status as read_status
 from hpcfl.store.status import write_status as write_status
-from hpcfl.store.verify import Findings as Findings
-from hpcfl.store.verify import verify as verify

@@ -25,7 +25,7 @@ from hpcfl.config import from_table
 from hpcfl.launch import host
 from hpcfl.testing import fake_device
 from hpcfl.testing.clients import CLASSES, SIZES
-from hpcfl.testing.rounds import Figures, Played, Watched, apart, whose
+from hpcfl.testing.played import Figures, Played, Watched, apart, whose
 from hpcfl.testing.runs import alike, play, resume, same, table
 
 CLOSE = 1e-5

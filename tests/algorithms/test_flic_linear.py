@@ -17,7 +17,7 @@ from hpcfl import store
 from hpcfl.algorithms.linear_fedrep import BIAS, WEIGHT, B, LinearFedRep
 from hpcfl.base.errors import UsageError
 from hpcfl.config import from_table
-from hpcfl.data.linear import LinearSpaces, SpacesFederation, whitening
+from hpcfl.data.linear_federation import LinearSpaces, SpacesFederation, whitening
 from hpcfl.engine.job import Job
 from hpcfl.learning.task import Task
 from hpcfl.models.linear import Linear

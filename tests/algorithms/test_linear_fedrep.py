@@ -18,7 +18,7 @@ from hpcfl.algorithms import ServerState
 from hpcfl.algorithms.linear_fedrep import HEAD, MOMENT, B, LinearFedRep
 from hpcfl.base.errors import UsageError
 from hpcfl.config import from_table
-from hpcfl.data.linear import Linear, LinearSpaces
+from hpcfl.data.linear_federation import Linear, LinearSpaces
 from hpcfl.engine.job import Job
 from hpcfl.learning.batches import Visits
 from hpcfl.learning.task import Task

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hpcfl.algorithms.salf import Salf
-from hpcfl.contrib.theory.salf import Convergence, uniform_reach, variance_bound, variance_factors
+from hpcfl.contrib.theory.salf_bounds import Convergence, uniform_reach, variance_bound, variance_factors
 
 
 def test_factors_of_two_users_by_hand():

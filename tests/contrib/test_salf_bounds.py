@@ -12,8 +12,8 @@ from helpers.toys import Rounds, mlp_task, planned
 from hpcfl.algorithms.salf import Salf
 from hpcfl.commands.check import report
 from hpcfl.config import load
-from hpcfl.contrib.theory import salf as theorem
-from hpcfl.contrib.theory.salf import convergence, moments, uniform_reach, variance_factors
+from hpcfl.contrib.theory import salf_bounds as theorem
+from hpcfl.contrib.theory.salf_bounds import convergence, moments, uniform_reach, variance_factors
 from hpcfl.engine.job import Job
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.speeds.drawn import UniformDepth

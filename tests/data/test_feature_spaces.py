@@ -11,7 +11,7 @@ import pytest
 from hpcfl.base.errors import UsageError
 from hpcfl.data import Source, source_class, sources
 from hpcfl.data.gaussians import NARROW, WIDE, LinearMapping, NoisyFeatures, thinned
-from hpcfl.data.linear import LinearSpaces, spectrum, whitening
+from hpcfl.data.linear_federation import LinearSpaces, spectrum, whitening
 
 GAUSSIAN = [NoisyFeatures, LinearMapping]
 ALL = [*GAUSSIAN, LinearSpaces]

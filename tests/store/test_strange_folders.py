@@ -83,7 +83,7 @@ def test_checkpoints_that_are_gone_are_missed(tmp_path: Path) -> None:
 
 def test_a_run_that_goes_on_to_its_next_checkpoint_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that was the newest a moment ago knows of one that is gone since, or is gone itself."""
-    verifying = sys.modules["hpcfl.store.verify"]  # the package has a function of this name
+    verifying = sys.modules["hpcfl.store.findings"]  # the package has a function of this name
     folder, lacking = made(tmp_path / "run", "killed"), verifying.lacking
 
     def meanwhile(path: Path) -> list[str]:
