@@ -91,7 +91,7 @@ class Run:
     @property
     def layout(self) -> Layout:
         """Its lanes, all of them on the server's host."""
-        return Layout(f"width {self.width}", self.width, -(-(self.ranks - 1) // self.lanes), self.lanes, 0, 0)
+        return Layout(self.width, -(-(self.ranks - 1) // self.lanes), self.lanes, 0, 0)
 
     @property
     def load(self) -> Load:
@@ -206,15 +206,17 @@ def predicted(
     for layout in layouts(ranks, per_host, mpi):
         carried = size(layout.ranks, ranks - 1)
         commands = layout.lanes * Command.empty(layout.ranks, ranks - 1).nbytes
-        rows.append(row(predict(costs, layout, carried), ranks, lanes=layout.lanes, commands=commands))
+        rows.append(
+            row(f"width {layout.width}", predict(costs, layout, carried), ranks, lanes=layout.lanes, commands=commands)
+        )
         rows[-1] |= server.at(layout, carried)
     inside = size(1, ranks - 1)
-    return [*rows, row(two_levels(costs, ranks, per_host, inside), ranks)]
+    return [*rows, row("two levels", two_levels(costs, ranks, per_host, inside), ranks)]
 
 
-def row(prediction: Prediction, ranks: int, **more: float) -> dict[str, Any]:
+def row(layout: str, prediction: Prediction, ranks: int, **more: float) -> dict[str, Any]:
     parts = prediction.parts | {"total": prediction.total}
-    return {"ranks": ranks, "layout": prediction.layout, **parts, "bottleneck": prediction.bottleneck, **more}
+    return {"ranks": ranks, "layout": layout, **parts, "bottleneck": prediction.bottleneck, **more}
 
 
 def tables(measured: Sequence[Run], costs: Costs, off: float, rows: Sequence[dict[str, Any]]) -> list[Table]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
@@ -59,6 +59,11 @@ class Lanes:
         Whether a line says who is lost; the server hears of it from leaders.
     haste : float
         By what the time for lanes to become free is divided: who waits here is waited for by others.
+
+    Attributes
+    ----------
+    changes : int
+        How often anything has changed on any lane.
     """
 
     def __init__(
@@ -77,6 +82,7 @@ class Lanes:
         self.phases = phases or Phases()
         self.transfers, self._listened = transfers or Transfers(), 0.0
         self.lost: list[Loss] = []
+        self.changes = 0
         self._sent, self._number = list[Any](), 0  # the tensors of the shared state that was sent last, and its number
 
     def those(self, *states: str) -> list[Lane]:
@@ -111,6 +117,7 @@ class Lanes:
                 lane.die(error)
             self._notice(lane, before)
         self._listen()
+        self.changes += moved
         return moved
 
     def _listen(self) -> None:
@@ -126,6 +133,7 @@ class Lanes:
 
     def _notice(self, lane: Lane, before: str) -> None:
         """Tell of a lane that is dead and was not `before`, unless it falls apart."""
+        self.changes += lane.state != before
         if lane.state == "dead" and before != "dead" and not self._divisible(lane):
             self._report_lost(lane)
         for rank, reason in lane.gone:
@@ -182,7 +190,7 @@ class Lanes:
     def waiting(
         self,
         what: str,
-        owing: Callable[[], Sequence[Lane]],
+        owing: Callable[[], Iterable[Lane]],
         rest: Callable[[], None] = idle,
         left: Callable[[], float] = lambda: inf,
         patience: float | None = None,
@@ -200,12 +208,13 @@ class Lanes:
         while True:
             seconds = time.monotonic() - start
             yield seconds
-            if not owing():
+            if next(iter(owing()), None) is None:
                 return
             if seconds >= due:
                 due = seconds + REPEAT_SECONDS
-                ranks = sorted(rank for lane in owing() for rank in lane.topology.ranks)
-                clients = sorted(int(client) for lane in owing() for client in lane.hosted)
+                lanes = list(owing())
+                ranks = sorted(rank for lane in lanes for rank in lane.topology.ranks)
+                clients = sorted(int(client) for lane in lanes for client in lane.hosted)
                 who = f"rank{'s' * (len(ranks) > 1)} {listed(ranks)}"
                 whose = f"client{'s' * (len(clients) > 1)} {listed(clients)}"
                 say(f"still waiting ({seconds:.1f} s) for {what}: {who} with {whose}")

@@ -219,18 +219,23 @@ class Server(Rounds):
     def _wait_for_visits(self, outcome: RoundOutcome) -> None:
         """Wait until the round's rule says that it is over.
 
-        Where no timer ends it, a round that lasts much longer than the one before is spoken of.
+        Where no timer ends it, a round that lasts much longer than the one before is spoken of. All lanes are asked
+        how far they are after something has changed alone: most looks find nothing.
         """
         patience = max(self.lanes.patience, 3 * self.lasted) if outcome.ends == inf else inf
 
-        def owing() -> list[Lane]:
-            return [lane for lane in outcome.lanes if lane.state == "visiting"]
+        def owing() -> Iterator[Lane]:
+            return (lane for lane in outcome.lanes if lane.state == "visiting")
 
         def left() -> float:
             return outcome.ends - (time.monotonic() - outcome.start)
 
+        seen = -1
         for _ in self.lanes.waiting(f"visits of round {outcome.attempt.round}", owing, self.rest, left, patience):
             seconds = time.monotonic() - outcome.start
+            if seen == self.lanes.changes and seconds < outcome.ends:
+                continue
+            seen = self.lanes.changes
             if outcome.over(seconds):
                 break
             with self.phases.phase("reduction"):

@@ -284,15 +284,15 @@ def test_what_a_rank_of_several_clients_sent_first_is_asked_too() -> None:
     """A lane uses its buffers again once visits are summed up."""
     from hpcfl.realtime.orders import Command, Op
     from hpcfl.realtime.outcome import RoundOutcome
-    from realtime.test_server import ranks_of
+    from realtime.test_server import look, ranks_of
 
     job = in_real_time()
     (rank,) = ranks_of(job, [[4]], [(0, 1)])
     outcome = RoundOutcome(job, job.planner.attempt(0, cohort=np.arange(3)), [rank.lane], 0.0)
     rank.lane.invite(Command(Op.VISIT, cohort=np.arange(3)), [])
-    rank.lane.transfers.look()
+    look(rank)
     outcome.sum_up(rank.lane)
-    rank.lane.transfers.look()
+    look(rank)
     outcome.finish(np.inf)
     held = outcome.sums(job.planner.plan(outcome.attempt))
     messages = held.messages(job.keeps)

@@ -48,7 +48,7 @@ def test_jobs_under_drawn_faults_take_the_steps_and_are_valid_after_each_look(mo
 
 @pytest.mark.mpi
 def test_a_reply_that_is_given_up_is_still_received() -> None:
-    from realtime.test_server import ranks_of, soon
+    from realtime.test_server import look, ranks_of, soon
 
     (rank,) = ranks_of(soon(), [[]])
     reply = Profile().reply(rank.job, rank.topology)
@@ -61,7 +61,7 @@ def test_a_reply_that_is_given_up_is_still_received() -> None:
     rank.lane.give_up()
     assert (rank.lane.state, rank.lane.has_replied) == ("late", False)
     assert not rank.lane.ask(Command(Op.PROFILE), Profile(), reply)
-    rank.lane.transfers.look()
+    look(rank)
     assert (rank.lane.state, rank.lane.owes_reply, rank.lane.has_replied) == ("idle", False, True)
     rank.lane.die("gone")
     assert (rank.lane.state, rank.lane.poll()) == ("dead", False)

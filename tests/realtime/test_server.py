@@ -29,6 +29,9 @@ from hpcfl.sums.packing import Packing
 pytestmark = pytest.mark.mpi
 
 
+LOOKS = 3
+
+
 class Rank:
     """The other end of a lane, within this process: what a rank of some clients says there, but for computing.
 
@@ -128,15 +131,10 @@ def ranks_of(job: Job, scripts: list[list[int]], clients: Sequence[tuple[int, ..
     from hpcfl.mpi.transfers import Transfers
 
     class At(Transfers):
-        """One look takes all that there is."""
-
         def look(self) -> dict[Any, str]:
             for rank in ranks:
                 rank.look()
-            for _ in range(3):
-                for lane in super().look():
-                    lane.poll()
-            return {rank.lane: rank.error for rank in ranks}
+            return {**super().look(), **{rank.lane: rank.error for rank in ranks}}
 
     transfers = At()
     rows = zip(scripts, clients or [(number,) for number in range(len(scripts))])
@@ -150,8 +148,21 @@ def server_of(job: Job, ranks: list[Rank]) -> Any:
     from hpcfl.realtime.lanes import Lanes
     from hpcfl.realtime.server import Server
 
+    class AtOnce(Lanes):
+        """One look takes all that there is."""
+
+        def poll(self) -> bool:
+            return sum(Lanes.poll(self) for _ in range(LOOKS)) > 0
+
     lanes = [rank.lane for rank in ranks]
-    return Server(job, Lanes(lanes, transfers=lanes[0].transfers if lanes else Transfers()))
+    return Server(job, AtOnce(lanes, transfers=lanes[0].transfers if lanes else Transfers()))
+
+
+def look(rank: Rank) -> None:
+    """Let all lanes take what there is."""
+    for _ in range(LOOKS):
+        for lane in rank.lane.transfers.look():
+            lane.poll()
 
 
 SOON = {"close": "deadline", "deadline": 1e-6, "min_clients": 2}
@@ -226,7 +237,7 @@ def test_the_first_are_those_of_leaders_and_of_single_ranks_together() -> None:
     outcome = RoundOutcome(job, job.planner.attempt(0), lanes, time.monotonic())
     for lane in lanes:
         lane.invite(Command(Op.VISIT, cohort=np.arange(3)), [])
-    lanes[0].transfers.look()
+    look(ranks[0])
     assert outcome.counting().tolist() == [0, 1]
     outcome.finish(inf)
     assert outcome.depth.tolist() == [1, 1, 4]
