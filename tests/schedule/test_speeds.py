@@ -524,7 +524,7 @@ def in_real_time(**more):
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({}, r"algorithm\.missing = 'exact' needs .* speed\.model = 'none' .*did you mean missing = 'empirical'"),
+        ({}, r"algorithm\.missing = 'exact' needs .* speed\.model = 'none' .*did you mean .*missing = 'empirical'"),
         (
             {"algorithm": {"name": "salf", "rule": "inverse-probability"}},
             "rule = 'inverse-probability' needs .*did you mean ",
