@@ -22,7 +22,7 @@ from hpcfl.engine.record import Record
 from hpcfl.mpi.transport import idle
 from hpcfl.realtime.lane import BUSY, Lane, PendingReceive
 from hpcfl.realtime.lanes import Lanes
-from hpcfl.realtime.orders import Command, Op
+from hpcfl.realtime.orders import Command, Op, acknowledgment
 from hpcfl.realtime.outcome import add_all
 from hpcfl.realtime.questions import SAVE_SECONDS
 from hpcfl.realtime.server import Server
@@ -34,9 +34,14 @@ from hpcfl.sums.message import ExactSums, Sums
 
 @dataclass(frozen=True)
 class Flight:
-    """The visit that a lane is at: when it was sent out, and when it ends at the latest, by the monotonic clock."""
+    """The visit that a lane is at: when it was sent out, and when it ends at the latest, by the monotonic clock.
+
+    It is of this version of the shared state, and its client's visit of this number.
+    """
 
     client: int
+    version: int
+    number: int
     sent: float
     ends: float
 
@@ -174,16 +179,16 @@ class ArrivalsServer(Server):
         flights.due[client] = np.nan
         groups = 0 if one is None or (job.planner.whole and not whole) else len(one.times)
         if one is None or not groups:
-            self._in_vain(lane, client, step, now.round)
+            self._in_vain(lane, flight, step, now.round)
             return
         lane.worked[:, 0] += 1, one.seconds(0)
         bad, steps = int(one.rejected(groups)[0, 0]), one.steps(0, 0)
         depth = job.layers.reached[int(one.sent(groups)[0, 0])]
-        version, reached = int(flights.version[client]), depth if bad == NO_GROUP else 1
+        version, reached = flight.version, depth if bad == NO_GROUP else 1
         if not counts(job.planner, self.rules, now.round - version, reached, steps):
-            self._in_vain(lane, client, step, now.round)
+            self._in_vain(lane, flight, step, now.round)
             return
-        self._acknowledge(lane, client, depth)
+        self._acknowledge(lane, flight, depth)
         if bad != NO_GROUP:
             step.rejected[len(step.came)] = Rejection(depth, bad, NOT_FINITE)
         else:
@@ -196,18 +201,18 @@ class ArrivalsServer(Server):
             add_all(one, step.sums, groups, dict.fromkeys(job.layers.of, factor))
         ended = whole and (not self.rules.by_steps or steps == job.planner.visit_steps[0][client])
         seconds = when - flight.sent if ended else inf
-        step.came.append((client, version, int(flights.number[client]), when - self.origin, seconds, depth, steps))
+        step.came.append((client, version, flight.number, when - self.origin, seconds, depth, steps))
         step.full = enough(job.planner, self.rules, step.came)
 
-    def _in_vain(self, lane: Lane, client: int, step: Step, round: int) -> None:
-        self._acknowledge(lane, client, len(self.job.layers.tensors) + 1)
-        step.ended[client] = Fate.LATE
+    def _in_vain(self, lane: Lane, flight: Flight, step: Step, round: int) -> None:
+        self._acknowledge(lane, flight, len(self.job.layers.tensors) + 1)
+        step.ended[flight.client] = Fate.LATE
         step.fruitless += 1
         check_fruitless(round, step.fruitless)
 
-    def _acknowledge(self, lane: Lane, client: int, depth: int) -> None:
+    def _acknowledge(self, lane: Lane, flight: Flight, depth: int) -> None:
         """Leave word on a lane how much of a visit has counted."""
-        lane.counted[lane.hosted == client] = depth
+        lane.counted[lane.hosted == flight.client] = acknowledgment(flight.version, flight.number, depth)
 
     def _stop_stale(self, step: Step, now: Progress) -> None:
         """Stop visits that are too old, where they shall be."""
@@ -220,9 +225,8 @@ class ArrivalsServer(Server):
             if self.owed and client in self.owed:
                 self.owed.remove(client)
                 continue
-            del self.at_work[lane]
             self._close(lane)
-            self._acknowledge(lane, client, len(self.job.layers.tensors) + 1)
+            self._acknowledge(lane, self.at_work.pop(lane), len(self.job.layers.tensors) + 1)
 
     # who is sent out
 
@@ -265,7 +269,7 @@ class ArrivalsServer(Server):
         command = Command(Op.VISIT, version, number, ends, state=serial, cohort=np.array([client], dtype=np.int64))
         sent = time.monotonic()
         lane.invite(command, self.packing.sent(now.served[version]))
-        self.at_work[lane] = Flight(client, sent, sent + (self.rules.max_seconds or inf))
+        self.at_work[lane] = Flight(client, version, number, sent, sent + (self.rules.max_seconds or inf))
 
     # everything else
 
@@ -288,7 +292,7 @@ class ArrivalsServer(Server):
         for lane, flight in self.at_work.items():
             if not lane.visits.arrived:
                 self._close(lane)
-                self._acknowledge(lane, flight.client, len(self.job.layers.tensors) + 1)
+                self._acknowledge(lane, flight, len(self.job.layers.tensors) + 1)
         self.at_work = {}
 
     def profiles(self) -> dict[int, Floats]:

@@ -95,7 +95,7 @@ class ClientRank:
         self.worker = worker or Worker()
         if worker is None:
             self.worker.start(lambda put: executor.warm())
-        self._posted = self._total = self._commands = 0
+        self._posted = self._total = 0
         self._last = 0.0  # when it has posted its last frame
         self.released = False
         self._over = threading.Event()
@@ -153,13 +153,12 @@ class ClientRank:
             self.spare = None
 
     def _arrive(self) -> Steps:
-        """Tell who leads this rank that it is here and free, and how many commands it has heard on the lane before."""
+        """Tell who leads this rank that it is here and free."""
         yield from self._rested()
         freeze()
-        heard = np.array([self._commands]), np.zeros(1, dtype=np.int64)
-        self._left.append(heard)
-        self._sends.append((self.control.agree(*heard), None))
-        self._commands = 0
+        nothing = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
+        self._left.append(nothing)
+        self._sends.append((self.control.agree(*nothing), None))
 
     def _served(self) -> Steps:
         self._listen()
@@ -186,7 +185,6 @@ class ClientRank:
 
     def _heard_command(self) -> Command:
         """Return what has been heard."""
-        self._commands += 1
         return Command.unpacked(self._command.copy(), len(self.topology.clients))
 
     def _listen(self) -> None:
@@ -230,9 +228,9 @@ class ClientRank:
         """Say whether the server has said something that ends the visits; hand over personal state if that is all."""
         if not complete(self._heard):
             return False
-        command = Command.unpacked(self._command.copy(), len(self.topology.clients))
+        command = self._heard_command()
         if command.op in QUESTIONS and QUESTIONS[command.op].beside:
-            yield from self._answer(self._heard_command())
+            yield from self._answer(command)
             return False
         return True
 

@@ -27,6 +27,7 @@ from hpcfl.learning.batches import RoundClosed, Training, Visits
 from hpcfl.mpi.placement import Chunk, Turn
 from hpcfl.mpi.transport import Personal
 from hpcfl.realtime.frames import FrameFormat, StagedFrame, Staging
+from hpcfl.realtime.orders import DEPTH_BITS, acknowledgment
 from hpcfl.realtime.pace import LayerSender, Pace, Put, Sender, StepClock, SumSender, WholeSender
 from hpcfl.schedule.plan import Attempt, Plan
 
@@ -126,7 +127,8 @@ class Executor:
         self.delivery = 0.0  # seconds that the frames of the last visits took to leave
         self.under_way: UnderWay | None = None
         self._chunk = {client: chunk for chunk in chunks for client in chunk.clients.tolist()}
-        self._new: dict[int, tuple[State, int]] = {}  # a visit's chunk's new state, and its row there
+        self._attempt = 0  # which visits are under way, as in acknowledgments of them
+        self._new: dict[int, tuple[State, int, int]] = {}  # a visit's chunk's new state, its row there, and which it is
 
     def spare(self, closes_after: float) -> float:
         """Return the seconds before the end of a round by which a visit that stops by the clock has to leave."""
@@ -159,7 +161,7 @@ class Executor:
         The round has `begun` at this second of the monotonic clock; None: now. The formats of turns whose visit holds
         a part of the blocks are the `narrow` ones of this part, where there are any.
         """
-        start = time.monotonic()
+        start, self._attempt = time.monotonic(), acknowledgment(attempt.round, attempt.number)
         leaves = (start if begun is None else begun) + attempt.closes_after - self.spare(attempt.closes_after)
         plan, seconds = self._planned(attempt)
         state = self.placed(shared)
@@ -273,7 +275,7 @@ class Executor:
         if under_way is None or under_way.number != number or not under_way.snapshot.frames or not under_way.claim():
             return ()
         snapshot = under_way.snapshot
-        self._new[snapshot.client] = snapshot.state, 0
+        self._new[snapshot.client] = snapshot.state, 0, self._attempt
         return snapshot.frames
 
     def _personal(self, visits: Visits) -> State:
@@ -284,14 +286,16 @@ class Executor:
 
     def _keep(self, visits: Visits, state: State) -> None:
         """Keep visits' new state until it is known what of them counted."""
-        self._new |= {client: (state, row) for row, client in enumerate(visits.clients.tolist())}
+        self._new |= {client: (state, row, self._attempt) for row, client in enumerate(visits.clients.tolist())}
 
     def acknowledge(self, counted: Mapping[int, int]) -> None:
-        """Take over what counted: for each client the first layer that did, L + 1 for none; 0: nothing is known yet."""
-        for client, depth in counted.items():
-            if depth == 0 or client not in self._new:
+        """Take over what counted, see `acknowledgment`; nothing where it is of an earlier visit."""
+        for client, told in counted.items():
+            new, row, attempt = self._new.get(client, ({}, 0, told))
+            depth = told - attempt
+            if not 0 < depth < 1 << DEPTH_BITS:
                 continue
-            new, row = self._new.pop(client)
+            del self._new[client]
             for name, value in self._own(client).items():
                 if self.job.layers.of_state(name) >= depth:
                     value.copy_(new[name][row])

@@ -8,7 +8,6 @@ kept until it has caught up) and ``dead``.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
@@ -30,7 +29,6 @@ from hpcfl.sums.guard import NO_GROUP
 from hpcfl.sums.message import Layout
 from hpcfl.sums.packing import Bytes
 
-TOLD = 8  # commands that a rank may not have heard when its lane falls apart
 TRANSITIONS: dict[str, dict[str, str]] = {
     "idle": {"invited": "visiting", "questioned": "asked", "expected": "late", "failed": "dead"},
     "visiting": {"complete": "idle", "closed": "late", "failed": "dead"},
@@ -288,9 +286,8 @@ class Lane:
         Whether that one holds visits until it hears who counts.
     gone : list of (int, str)
         Ranks that such a one has lost, and why, until somebody takes note of it.
-    told, before : sequence of (int, int64 [h])
-        What its last commands, by their numbers, have acknowledged, and those of the lane that its rank comes from: the
-        rank may not have heard them all, and says how many it has.
+    counted : int64 [h]
+        What of each client's last visit counted, as far as that is known, see `acknowledgment`: each command says it.
     """
 
     leads = by_name = False
@@ -323,10 +320,6 @@ class Lane:
         self._owed = 0  # bytes of it that are still to be passed on
         self._reply: Transfer | None = None
         self._beside: Transfer | None = None  # the reply that comes beside a visit
-        self._arrival: Ints = np.zeros((2, 1), dtype=np.int64)
-        self._commands = 0
-        self.told: deque[tuple[int, Ints]] = deque(maxlen=TOLD)
-        self.before: list[tuple[int, Ints]] = []
         self.host(topology)
 
     def host(self, topology: Topology) -> None:
@@ -385,9 +378,8 @@ class Lane:
 
     def expect(self, counted: Ints) -> None:
         """Wait until the ranks are there; some come from a lane that has fallen apart, `counted` being known of it."""
-        self.counted = counted
-        self._arrival = np.zeros((2, 1), dtype=np.int64)
-        self._reply = self.begin(self.control.agree(*self._arrival), self._arrival)
+        self.counted, nothing = counted, np.zeros((2, 1), dtype=np.int64)
+        self._reply = self.begin(self.control.agree(*nothing), nothing)
         self._fall_behind("expected")
 
     def die(self, reason: str) -> None:
@@ -481,26 +473,18 @@ class Lane:
             if self._reply.done:
                 self._reply = None
                 self._turn("complete")
-                for number, counted in reversed(self.before):  # of what was not heard the first is about its last visit
-                    if number > self._arrival[1, 0]:
-                        self.counted = np.where(counted, counted, self.counted)
-                self.before = []
         elif (self.state == "late" and self.visits.catch_up()) or (
             self.state == "visiting" and self.visits.advance(bool(self._sends or self._owed))
         ):
             self._turn("complete")
 
     def _command(self, command: Command, state: Sequence[Bytes] = (), later: int = 0) -> None:
-        """Send a command, with what has counted since the last one, and what comes along."""
+        """Send a command, with what has counted, and what comes along."""
         if self.state == "idle":
             self.heard = time.monotonic()
-        command = replace(command, counted=self.counted)
-        self._commands += 1
-        self.told.append((self._commands, command.counted))
-        packed = command.packed(len(self.hosted), self.run_clients)
+        packed = replace(command, counted=self.counted).packed(len(self.hosted), self.run_clients)
         self._sends.append(self.begin(self.control.down(packed), packed, packed.nbytes))
         self.sent += packed.nbytes
-        self.counted = np.zeros_like(self.counted)
         if (state or later) and self.lacks(command):
             self.holds = command.state or self.holds
             self._owed += later + sum(part.nbytes for part in state)

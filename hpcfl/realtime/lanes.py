@@ -154,7 +154,6 @@ class Lanes:
         for local_rank, single in enumerate(new):
             single.host(lane.topology.single(local_rank))
             places = lane.topology.places(local_rank)
-            single.before = [(number, counted[places]) for number, counted in lane.told]
             single.expect(lane.counted[places])
             if lane.heard < inf:
                 single.heard = time.monotonic()  # this rank has been here: it may not take its time again

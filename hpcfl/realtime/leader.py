@@ -292,8 +292,7 @@ class Leader:
             if command.op is not Op.LEAVE:
                 self._listen()
             for lane in self.lanes.all:
-                counted = command.counted[self.place[lane]]
-                lane.counted = np.where(counted, counted, lane.counted)
+                lane.counted = command.counted[self.place[lane]]
             done.get(command.op, self._ask)(command)
             if command.op is Op.LEAVE:
                 self._until(lambda: self._telling is None or self._telling.done)

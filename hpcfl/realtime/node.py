@@ -197,7 +197,6 @@ class NodeLane(Lane):
         self._since = 0.0  # when a rank below was first noticed to be late
         self._told = self._blank()
         self._hearing: Transfer | None = None
-        self._told_of = self.counted
         self.slack = 1.0  # how many times as long as usually it may take to say that it is here
         self._leaves = self._silent = self._expected = False
         self._moved: Floats = np.zeros((2, len(topology.ranks)))  # bytes, when that was last asked
@@ -209,10 +208,6 @@ class NodeLane(Lane):
         self._since = time.monotonic()
         self._fall_behind("expected")
         self._listen()
-
-    def invite(self, command: Command, state: Sequence[Bytes], later: int = 0) -> None:
-        self._told_of = self.counted
-        super().invite(command, state, later)
 
     def close(self, command: Command) -> None:
         self._command(command)
@@ -241,10 +236,6 @@ class NodeLane(Lane):
     def tells(self) -> bool:
         """Whether it has said something of the current round."""
         return self.noticed.attempt == self.visits.attempt
-
-    def unacknowledged(self) -> Ints:
-        """Return how much of each visit has counted, as far as the ranks may not have heard of it."""
-        return self.counted if self.tells else np.where(self._told_of, self._told_of, self.counted)
 
     def traffic(self) -> Floats:
         now = self.noticed.ranks[:, 1:].T.astype(np.float64)

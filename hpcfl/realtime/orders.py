@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 
 from hpcfl.base.types import Ints
 
 NONE: Ints = np.zeros(0, dtype=np.int64)
+DEPTH_BITS = 16
 HEAD = 8  # op, round, attempt, closes_after, stage, stopped, hard, state
+
+
+def acknowledgment(round: int, attempt: int, depth: Any = 0) -> Any:
+    """Return in one number which visit this is about, and the first layer of it that counted (L + 1: none)."""
+    return (round << 20 | attempt) << DEPTH_BITS | depth
 
 
 class Op(IntEnum):
@@ -31,8 +38,8 @@ class Op(IntEnum):
 class Command:
     """One control message.
 
-    `counted` [h] has, for each client that the lane hosts, the first layer of its last visit that counted (L + 1:
-    none); 0 where there is nothing to acknowledge.
+    `counted` [h] has, for each client that the lane hosts, what of its last visit counted, see `acknowledgment`; 0
+    where nothing is known. It is said again and again: who has heard it before knows which visit it is about.
     """
 
     op: Op

@@ -15,6 +15,7 @@ from hpcfl.base.types import Floats, Ints
 from hpcfl.engine.iterated import blank, keep
 from hpcfl.engine.job import Job
 from hpcfl.engine.profile import Phases
+from hpcfl.realtime.orders import acknowledgment
 from hpcfl.schedule.plan import Attempt, Plan
 from hpcfl.sums.exact import FixedSum, each_piece, sum_small
 from hpcfl.sums.guard import NO_GROUP, NOT_FINITE, Rejection
@@ -325,6 +326,7 @@ class RoundOutcome:
 
     def _acknowledge(self) -> None:
         """Leave word on the lanes how much of each visit counted."""
-        depth = dict(zip(self.attempt.cohort.tolist(), self.depth.tolist()))
+        told = acknowledgment(self.attempt.round, self.attempt.number, self.depth)
         for lane in self.lanes:
-            lane.counted = np.array([depth.get(client, 0) for client in lane.hosted.tolist()], dtype=np.int64)
+            _, mine, rows = np.intersect1d(lane.hosted, self.attempt.cohort, assume_unique=True, return_indices=True)
+            lane.counted[mine] = told[rows]

@@ -144,7 +144,7 @@ class Succession:
         """Put the lane by which a branch is reached from now on in the place of the old one."""
         old.die("its ranks have new lanes")
         successor = lane_to(self.job, self.comm, self.tree.under(branch), self.facts)
-        counted = dict(zip(old.hosted.tolist(), old.unacknowledged().tolist()))
+        counted = dict(zip(old.hosted.tolist(), old.counted.tolist()))
         if isinstance(successor, NodeLane):
             successor.slack = self._slack.get(branch, 1.0)
         successor.expect(np.array([counted[client] for client in successor.hosted.tolist()], dtype=np.int64))

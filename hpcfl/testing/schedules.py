@@ -146,6 +146,8 @@ def drawn(seed: int, faults: bool = True) -> Schedule:
     if "lost_after" in config and rng.random() < 0.5:
         config["start_within"] = 1.0
     quick = bool(rng.random() < QUICK_SHARE)
+    if width == "two-level" and rng.random() < 0.5:
+        config["fan_out"] = 2  # then a third node's leader is below another one
     return Schedule(seed, json.dumps(config), hosts, network, tuple(happens), (1 + quick) * ROUNDS, quick)
 
 
@@ -235,7 +237,7 @@ def play(schedule: Schedule) -> Played:
         rounds.lanes.wait_for_all(30.0)
         states = {int(ids[0]): {name: value[0] for name, value in state.items()} for ids, state in rounds.personal(now)}
         lost = {each for loss in rounds.lanes.lost for each in loss.clients}
-        late = {each for lane in rounds.lanes.those(*BUSY, "dead") for each in lane.hosted.tolist()}
+        late = {each for lane in rounds.lanes.those(*BUSY, "dead") for each in lane.hosted.tolist()} | {*rounds.stale}
         reference.check_personal({each: states[each] for each in states.keys() - lost - late})
         ended.append(network.now)
         missing, _ = rounds.leave(now.round, 0, network.failures)

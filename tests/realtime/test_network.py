@@ -106,6 +106,23 @@ def test_ranks_without_a_thread_speak_the_protocol(leaders: int, monkeypatch: py
 # what it has found
 
 
+@pytest.mark.parametrize(
+    ("dead", "tells"),
+    [
+        *((dead, True) for dead in [(5,), (6,), (5, 6), (1,), (1, 2), (1, 5), (1, 3, 5)]),
+        *((dead, False) for dead in [(5,), (6,), (1,), (1, 5), (1, 3, 5)]),
+    ],
+)
+def test_of_three_levels_only_the_dead_are_lost(dead: tuple[int, ...], tells: bool) -> None:
+    """Rank 5 leads rank 6, and is led by rank 1, as rank 2 is; rank 3 leads rank 4."""
+    more: dict[str, Any] = {"lane_width": "two-level", "fan_out": 2, "network": {"failures": tells}}
+    faults = tuple(Fault(0.25 + 0.1 * place, "kill", rank) for place, rank in enumerate(dead))
+    given = schedule(hosts=tuple("abbccdd"), faults=faults, **more, **({} if tells else {"lost_after": 2.0}))
+    found = play(replace(given, rounds=60))
+    assert found.broken == ""
+    assert {int(line.split()[1]) for line in found.lost} == {*dead}
+
+
 @pytest.mark.parametrize(("hosts", "leader", "rank"), [("abbcc", 1, 2), ("abbbccc", 1, 2), ("abbccdd", 1, 6)])
 def test_the_leader_of_a_rank_that_is_suspended_is_not_taken_for_dead(hosts: str, leader: int, rank: int) -> None:
     """It has nothing to tell meanwhile, for as long as that one is silent, and says that it is there."""
@@ -215,7 +232,7 @@ def test_state_that_advances_with_what_did_not_count_is_found(monkeypatch: pytes
     acknowledged = executor.Executor.acknowledge
 
     def all_of_it(self: executor.Executor, counted: dict[int, int]) -> None:
-        acknowledged(self, {client: min(depth, 1) for client, depth in counted.items()})
+        acknowledged(self, {client: told >> 16 << 16 | min(told, 1) for client, told in counted.items()})
 
     monkeypatch.setattr(executor.Executor, "acknowledge", all_of_it)
     assert "than what counted has made of it" in play(schedule()).broken

@@ -21,7 +21,7 @@ from hpcfl.mpi.placement import Topology
 from hpcfl.mpi.transfers import complete
 from hpcfl.realtime import questions
 from hpcfl.realtime.frames import frame_formats
-from hpcfl.realtime.orders import Command, Op
+from hpcfl.realtime.orders import Command, Op, acknowledgment
 from hpcfl.realtime.outcome import RoundOutcome
 from hpcfl.realtime.questions import QUESTIONS, Handover, Profile, Score, Table
 from hpcfl.sums.packing import Packing
@@ -191,9 +191,12 @@ def test_a_round_with_too_few_visits_is_void_and_repeated() -> None:
     for rank in ranks:
         invited = [command for command in rank.commands if command.op is Op.VISIT]
         assert [command.attempt for command in invited] == [0, 1]
-        assert [command.counted.tolist() for command in invited] == [[0], [4]]  # nothing of the void attempt is kept
+        assert [command.counted.tolist() for command in invited] == [
+            [0],
+            [acknowledgment(5, 0, 4)],
+        ]  # nothing of the void attempt is kept
         assert all(command.cohort.tolist() == [0, 1, 2] for command in invited)
-    assert [rank.lane.counted.tolist() for rank in ranks] == [[1], [1], [2]]
+    assert [rank.lane.counted.tolist() for rank in ranks] == [[acknowledgment(5, 1, depth)] for depth in (1, 1, 2)]
 
 
 def test_a_part_of_a_visit_is_a_visit() -> None:

@@ -24,7 +24,7 @@ from hpcfl.learning.batches import Visits
 from hpcfl.mpi.placement import Chunk, Topology, check_width, cut, lane_topologies
 from hpcfl.realtime.executor import Executor, Worker
 from hpcfl.realtime.frames import REJECTED, FrameFormat, StagedFrame, Staging, frame_formats
-from hpcfl.realtime.orders import HEAD, Command, Op
+from hpcfl.realtime.orders import HEAD, Command, Op, acknowledgment
 from hpcfl.realtime.pace import LayerSender, Pace, SumSender, WholeSender
 from hpcfl.schedule.plan import Attempt
 from hpcfl.sums.guard import NO_GROUP, Sieve
@@ -531,6 +531,11 @@ def hosted(job: Job, rank: int) -> Executor:
     return Executor(job, job.hosted(rank), job.begin(rank).personal)
 
 
+def told(depths: dict[int, int]) -> dict[int, int]:
+    """What a rank hears of round 1: the first layer of each visit that counted, 0 where nothing is known."""
+    return {client: acknowledgment(1, 0, depth) if depth else 0 for client, depth in depths.items()}
+
+
 def visited(job: Job, executor: Executor, clients: list[int], over: threading.Event | None = None) -> list[StagedFrame]:
     put: list[StagedFrame] = []
     asked, groups = job.planner.attempt(1), frame_formats(job.layout, 1)
@@ -560,7 +565,7 @@ def test_visits_are_those_of_simulated_time(salf: Job) -> None:
                 assert torch.equal(group.value(sent, name).double(), sums.total(name).flatten())
     assert all((part == 0).all() for sent in put[len(groups) : 2 * len(groups)] for part in sent.parts)
     assert all((value == 0).all() for state in executor.personal().values() for value in state.values())
-    executor.acknowledge({0: 0, 2: 1, 4: 0, 6: 1})
+    executor.acknowledge(told({0: 0, 2: 1, 4: 0, 6: 1}))
     for client in (2, 6):
         (chunk,) = [chunk for chunk in salf.hosted(1) if client in chunk.clients]
         for name, value in now.personal[chunk.number].items():
@@ -598,7 +603,7 @@ def test_a_chunk_sends_the_sums_of_simulated_time() -> None:
             bad = record.rejected[1].group if number == 0 else -1
             flags = [1.0, REJECTED if bad == place else 0.0, 1.0, 1.0] if number == 0 else [1.0, 1.0, 1.0, 0.0]
             assert group.signs(sent)[0, 0].tolist() == flags
-    executor.acknowledge({0: 1, 1: 4, 2: 1, 3: 1, 4: 0, 5: 0, 6: 0})
+    executor.acknowledge(told({0: 1, 1: 4, 2: 1, 3: 1, 4: 0, 5: 0, 6: 0}))
     for name, value in now.personal[0].items():
         assert torch.equal(executor.states[0][name].nan_to_num(), value.nan_to_num()), name
         assert not executor.states[1][name].any()
@@ -627,7 +632,7 @@ def test_nobody_begins_a_visit_that_is_over(salf: Job) -> None:
     executor, over = hosted(salf, 2), threading.Event()
     over.set()
     assert visited(salf, executor, [1, 3], over) == []
-    executor.acknowledge({1: 4, 3: 4, 5: 0})
+    executor.acknowledge(told({1: 4, 3: 4, 5: 0}))
     assert all((value == 0).all() for state in executor.personal().values() for value in state.values())
 
 
@@ -642,7 +647,7 @@ def test_a_visit_ends_at_the_block_after_which_the_round_is_over(salf: Job) -> N
     asked, groups = salf.planner.attempt(1), frame_formats(salf.layout, 1)
     executor.visits(asked, salf.algorithm.init_server(salf.task), [[[0]], [[2]]], groups, 0, over, last)
     assert len(put) == 2
-    executor.acknowledge({0: 3, 2: 0, 4: 0, 6: 0})
+    executor.acknowledge(told({0: 3, 2: 0, 4: 0, 6: 0}))
     advanced = [name for name, value in executor.states[0].items() if value.any()]
     assert advanced == list(salf.layout[1])
 
@@ -661,7 +666,7 @@ def test_what_has_left_as_a_whole_counts_though_the_round_closes_then(last: int)
 
     executor.visits(job.planner.attempt(1), job.algorithm.init_server(job.task), [[[0]], [[2]]], groups, 0, over, close)
     assert len(put) == len(groups) == 4
-    executor.acknowledge({0: 1, 2: 0, 4: 0, 6: 0})
+    executor.acknowledge(told({0: 1, 2: 0, 4: 0, 6: 0}))
     assert all(value.any() for value in executor.states[0].values())
     assert not any(value.any() for value in executor.states[2].values())
 
@@ -691,5 +696,8 @@ def test_state_advances_with_what_counted(depth: int, advanced: set[str]) -> Non
     known = advanced if depth else own.keys()
     assert executor.personal()[3] == {name: value if name in known else 0.0 for name, value in own.items()}
     assert executor.personal()[5] == dict.fromkeys(own, 0.0)
+    for other in (acknowledgment(0, 1, 1), acknowledgment(1, 0, 1)):  # of other visits
+        executor.acknowledge({5: other})
+        assert executor.personal()[5] == dict.fromkeys(own, 0.0)
     executor.acknowledge({5: 1})
     assert executor.personal()[5] == dict.fromkeys(own, -1.0)
