@@ -375,7 +375,7 @@ class _Server:
                 for request in (*control.down(room[0]), *data.down(room[1]), *data.summed(frame))
             ]
             start = time.thread_time()
-            while lanes.those("active"):
+            while lanes.those("visiting"):
                 lanes.poll()
             used += time.thread_time() - start
             wait(requests)

@@ -212,6 +212,8 @@ class Convergence:
         everywhere: it has to hold where the iterates are.
     distance : float
         ``|w_1 − w*|²``.
+    noise : float
+        ``Σ_u σ_u²/U²`` (AS2): 0 where users take all their samples.
     """
 
     users: int
@@ -221,6 +223,7 @@ class Convergence:
     gap: float
     gradient: float
     distance: float
+    noise: float = 0.0
 
     @property
     def gamma(self) -> float:
@@ -234,8 +237,8 @@ class Convergence:
 
     @property
     def b(self) -> float:
-        """B (16a) without ``Σ_u σ_u²/U²`` (AS2), which is 0 where users take all their samples."""
-        return 6 * self.smooth * self.gap
+        """B (16a)."""
+        return self.noise + 6 * self.smooth * self.gap
 
     @property
     def c(self) -> float:
