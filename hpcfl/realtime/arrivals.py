@@ -179,16 +179,16 @@ class ArrivalsServer(Server):
         flights.due[client] = np.nan
         groups = 0 if one is None or (job.planner.whole and not whole) else len(one.times)
         if one is None or not groups:
-            self._in_vain(lane, flight, step, now.round)
+            self._in_vain(client, step, now.round)
             return
         lane.worked[:, 0] += 1, one.seconds(0)
         bad, steps = int(one.rejected(groups)[0, 0]), one.steps(0, 0)
         depth = job.layers.reached[int(one.sent(groups)[0, 0])]
         version, reached = flight.version, depth if bad == NO_GROUP else 1
         if not counts(job.planner, self.rules, now.round - version, reached, steps):
-            self._in_vain(lane, flight, step, now.round)
+            self._in_vain(client, step, now.round)
             return
-        self._acknowledge(lane, flight, depth)
+        lane.counted[lane.hosted == client] = acknowledgment(version, flight.number, depth)
         if bad != NO_GROUP:
             step.rejected[len(step.came)] = Rejection(depth, bad, NOT_FINITE)
         else:
@@ -204,15 +204,10 @@ class ArrivalsServer(Server):
         step.came.append((client, version, flight.number, when - self.origin, seconds, depth, steps))
         step.full = enough(job.planner, self.rules, step.came)
 
-    def _in_vain(self, lane: Lane, flight: Flight, step: Step, round: int) -> None:
-        self._acknowledge(lane, flight, len(self.job.layers.tensors) + 1)
-        step.ended[flight.client] = Fate.LATE
+    def _in_vain(self, client: int, step: Step, round: int) -> None:
+        step.ended[client] = Fate.LATE
         step.fruitless += 1
         check_fruitless(round, step.fruitless)
-
-    def _acknowledge(self, lane: Lane, flight: Flight, depth: int) -> None:
-        """Leave word on a lane how much of a visit has counted."""
-        lane.counted[lane.hosted == flight.client] = acknowledgment(flight.version, flight.number, depth)
 
     def _stop_stale(self, step: Step, now: Progress) -> None:
         """Stop visits that are too old, where they shall be."""
@@ -225,8 +220,8 @@ class ArrivalsServer(Server):
             if self.owed and client in self.owed:
                 self.owed.remove(client)
                 continue
+            del self.at_work[lane]
             self._close(lane)
-            self._acknowledge(lane, self.at_work.pop(lane), len(self.job.layers.tensors) + 1)
 
     # who is sent out
 
@@ -289,10 +284,9 @@ class ArrivalsServer(Server):
 
     def _halt(self) -> None:
         """Stop all visits: no more rounds are to come. They remain those of clients that are at work."""
-        for lane, flight in self.at_work.items():
+        for lane in self.at_work:
             if not lane.visits.arrived:
                 self._close(lane)
-                self._acknowledge(lane, flight, len(self.job.layers.tensors) + 1)
         self.at_work = {}
 
     def profiles(self) -> dict[int, Floats]:

@@ -16,7 +16,7 @@ HEAD = 8  # op, round, attempt, closes_after, stage, stopped, hard, state
 
 
 def acknowledgment(round: int, attempt: int, depth: Any = 0) -> Any:
-    """Return in one number which visit this is about, and the first layer of it that counted (L + 1: none)."""
+    """Return in one number which visit this is about, and the first layer of it that counted."""
     return (round << 20 | attempt) << DEPTH_BITS | depth
 
 
@@ -38,8 +38,8 @@ class Op(IntEnum):
 class Command:
     """One control message.
 
-    `counted` [h] has, for each client that the lane hosts, what of its last visit counted, see `acknowledgment`; 0
-    where nothing is known. It is said again and again: who has heard it before knows which visit it is about.
+    `counted` [h] has, for each client that the lane hosts, what counted of its last visit of which anything did, see
+    `acknowledgment`; 0: nothing did. It is said again and again: who has heard it knows which visit it is about.
     """
 
     op: Op

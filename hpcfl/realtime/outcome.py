@@ -257,12 +257,10 @@ class RoundOutcome:
                 self._note(lane, one, groups)
                 if self.reached[groups] <= self.attempt.layers:  # a loss without any layer does not count
                     self.received.append((one, groups))
-        self._acknowledge()
 
     def void(self) -> None:
         """Let nothing of this attempt count."""
         self.depth[:] = self.attempt.layers + 1
-        self._acknowledge()
 
     @property
     def count(self) -> int:
@@ -324,9 +322,10 @@ class RoundOutcome:
                 if not cut and (count == self.groups or (row in self.rejected and one.complete)):
                     self.seconds[row] = one.came(local_rank, place) - self.start
 
-    def _acknowledge(self) -> None:
-        """Leave word on the lanes how much of each visit counted."""
+    def acknowledge(self) -> None:
+        """Leave word on the lanes of what has counted; of visits of which nothing has, none is needed."""
         told = acknowledgment(self.attempt.round, self.attempt.number, self.depth)
+        some = self.depth <= self.attempt.layers
         for lane in self.lanes:
-            _, mine, rows = np.intersect1d(lane.hosted, self.attempt.cohort, assume_unique=True, return_indices=True)
-            lane.counted[mine] = told[rows]
+            _, mine, rows = np.intersect1d(lane.hosted, self.attempt.cohort[some], return_indices=True)
+            lane.counted[mine] = told[some][rows]

@@ -152,6 +152,8 @@ class Server(Rounds):
         several = [lane for lane in unfinished if lane.leads or len(lane.topology.ranks) > 1]
         self.lanes.wait_for_frames(several, any(lane.leads and lane.by_name for lane in several))
         outcome.finish(closed)
+        if outcome.count >= self.job.planner.participation.min_clients:
+            outcome.acknowledge()
         if self.succession is not None:
             self.succession.round_over(self.lanes)
         return outcome

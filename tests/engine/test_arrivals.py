@@ -249,7 +249,10 @@ def test_methods_that_need_rounds_are_refused(more: dict[str, Any], match: str) 
             r"participation.every_client = true: algorithm.name = 'fednova'",
         ),
         ({"algorithm": {"name": "scaffold"}}, r"participation.every_client = true: algorithm.name = 'scaffold'"),
-        ({"weighting": {"correct": "remembered"}}, r"weighting.correct = 'remembered' has no meaning with .*every_client"),
+        (
+            {"weighting": {"correct": "remembered"}},
+            r"weighting.correct = 'remembered' has no meaning with .*every_client",
+        ),
         ({"staleness": {"weight": "hinge"}}, r"staleness.weight: expected 'constant' with .*every_client"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from hpcfl.launch import run
 from hpcfl.mpi import cores as processors
 from hpcfl.mpi.cores import Processors, threads
 
@@ -118,16 +118,17 @@ def bound(world: Any) -> Iterator[None]:
 
 @pytest.mark.mpi
 def test_bound_ranks_share_their_own_core_alone(world: Any, bound: None) -> None:
-    (own,) = processors.cores()
-    told = [own]
-    if world.comm is not None:
-        from hpcfl.mpi.waiting import names
+    from hpcfl.mpi.waiting import texts
 
-        told = [int(text) for text in names(world.comm, str(own))]
-    users = told.count(own)
-    share = run._share(world.comm, ["here"] * world.size)
+    (own,), known = processors.cores(), processors.processors()
+    text = json.dumps([list(known.cores), dict(known.quotas)])
+    everyone = [Processors(*json.loads(each)) for each in (texts(world.comm, text) if world.comm else [text])]
+    users = sum(list(each.cores) == [own] for each in everyone)
+    share = processors.shares(everyone, ["here"] * world.size)[world.rank]
     assert share <= 1 / users
     if not processors.quotas():
         assert share == 1 / users
-    apart = run._share(world.comm, [str(rank) for rank in range(world.size)])  # each on a host of its own
+    apart = processors.shares(everyone, [str(rank) for rank in range(world.size)])[
+        world.rank
+    ]  # each on a host of its own
     assert threads(apart) == 1
