@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,7 +25,7 @@ from hpcfl.mpi.placement import Topology, Turn
 from hpcfl.mpi.transfers import complete
 from hpcfl.mpi.waiting import Doze, Patience
 from hpcfl.realtime.executor import Executor, Worker
-from hpcfl.realtime.frames import StagedFrame, frame_formats, narrow_formats
+from hpcfl.realtime.frames import StagedFrame, formats_of, frame_formats, narrow_formats
 from hpcfl.realtime.orders import Command, Op
 from hpcfl.realtime.questions import QUESTIONS
 from hpcfl.sums.packing import Bytes, Packing
@@ -268,8 +267,7 @@ class ClientRank:
             yield from self._post(staged)
         while self._posted < max(int(posted[0]), int(target[0])):
             turn, group = divmod(self._posted, len(self.formats))
-            client = next(chain(*self._turns[turn]), None)
-            formats = self.formats if client is None else self.narrow.get(int(self.job.parts[client]), self.formats)
+            formats = formats_of(self._turns[turn], self.formats, self.narrow, self.job.parts)
             yield from self._post(self.executor.staging.nothing(formats[group]))
             self._progress()
         yield from self._rested()

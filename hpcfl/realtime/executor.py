@@ -26,7 +26,7 @@ from hpcfl.engine.uneven import drained
 from hpcfl.learning.batches import RoundClosed, Training, Visits
 from hpcfl.mpi.placement import Chunk, Turn
 from hpcfl.mpi.transport import Personal
-from hpcfl.realtime.frames import FrameFormat, StagedFrame, Staging
+from hpcfl.realtime.frames import FrameFormat, StagedFrame, Staging, formats_of
 from hpcfl.realtime.orders import DEPTH_BITS, acknowledgment
 from hpcfl.realtime.pace import LayerSender, Pace, Put, Sender, StepClock, SumSender, WholeSender
 from hpcfl.schedule.plan import Attempt, Plan
@@ -176,7 +176,7 @@ class Executor:
             rows = [np.searchsorted(attempt.cohort, clients) for clients in turn]
             slowest = float(seconds[np.concatenate(rows)].max())  # they are side by side
             pace = Pace(self.job, slowest, over, start)
-            own = narrow[int(self.job.parts[turn[0][0]])] if narrow else formats
+            own = formats_of(turn, formats, narrow or {}, self.job.parts)
             given = own, local_rank, self.staging, pace, put
             with blaming(lambda: f" in round {attempt.round}"), suppress(RoundClosed):
                 if self.job.planner.whole:

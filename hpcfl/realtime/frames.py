@@ -10,8 +10,9 @@ visits the exact sums travel that are formed in simulated time (`hpcfl.sums.mess
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -285,6 +286,17 @@ def narrow_formats(layout: Layout, topology: Topology, together: bool, parts: In
     if not single or not any(block.parts for blocks in layout for block in blocks.values()):
         return {}
     return {part: frame_formats(layout, 1, 1, part) for part in np.unique(parts[topology.clients]).tolist()}
+
+
+def formats_of(
+    turn: Iterable[Iterable[int]],
+    formats: Sequence[FrameFormat],
+    narrow: Mapping[int, Sequence[FrameFormat]],
+    parts: Ints,
+) -> Sequence[FrameFormat]:
+    """Return the formats in which a turn's visits travel: those of the part that its one visit holds, if there are."""
+    client = next(chain(*turn), None)
+    return formats if client is None else narrow.get(int(parts[client]), formats)
 
 
 def zero_frames(formats: Sequence[FrameFormat]) -> list[Frame]:

@@ -22,7 +22,7 @@ from hpcfl.mpi.channel import Pair, Requests
 from hpcfl.mpi.placement import Topology
 from hpcfl.mpi.transfers import Transfer, Transfers
 from hpcfl.mpi.waiting import Bandwidth
-from hpcfl.realtime.frames import REJECTED, Frame, FrameFormat, frame_formats, narrow_formats, zero_frames
+from hpcfl.realtime.frames import REJECTED, Frame, FrameFormat, formats_of, frame_formats, narrow_formats, zero_frames
 from hpcfl.realtime.orders import Command
 from hpcfl.realtime.questions import Question, Reply
 from hpcfl.sums.guard import NO_GROUP
@@ -196,7 +196,7 @@ class Turns:
         while self._clear_next():
             pass
         self._cleared = 0
-        formats = self._formats_in(self.begun)
+        formats = formats_of(self.asked[self.begun], self.formats, self.narrow, self.lane.parts)
         frames = [
             [data[:size] for data, (size, _) in zip(frame, group.sizes())]
             for frame, group in zip(self._frames, formats)
@@ -247,7 +247,8 @@ class Turns:
         frames, first, posted = [], self.begun * len(self.formats), int(self._target[0])
         for index in range(first, posted):
             turn, group = divmod(index, len(self.formats))
-            frames.append(self._formats_in(turn)[group].zeros())
+            formats = formats_of(self.asked[turn], self.formats, self.narrow, self.lane.parts)
+            frames.append(formats[group].zeros())
         self._drained = [self.lane.receive(frame) for frame in frames]
         self._closing.append(self.lane.begin(self.lane.control.meet()))
         self.lane.received += sum(map(_nbytes, frames))
@@ -255,10 +256,6 @@ class Turns:
             absent = 0 if self.lane.shared else max(0, first - posted)  # of these no more than heads come
             frames += self.pending.frames[len(self.pending.times) : len(self.pending.frames) - absent]
         self._draining = sum(map(_nbytes, frames)), time.monotonic()
-
-    def _formats_in(self, turn: int) -> list[FrameFormat]:
-        client = next(chain(*self.asked[turn]), None)
-        return self.formats if client is None else self.narrow.get(int(self.lane.parts[client]), self.formats)
 
     def _clear_next(self) -> bool:
         """Set the next frame to zero, the server's own part of a sum; True if there was any left."""
@@ -379,7 +376,7 @@ class Lane:
     def expect(self, counted: Ints) -> None:
         """Wait until the ranks are there; some come from a lane that has fallen apart, `counted` being known of it."""
         self.counted, nothing = counted, np.zeros((2, 1), dtype=np.int64)
-        self._reply = self.begin(self.control.agree(*nothing), nothing)
+        self._reply = self.begin(self.control.agree(*nothing), nothing)  # that they are there is all
         self._fall_behind("expected")
 
     def die(self, reason: str) -> None:

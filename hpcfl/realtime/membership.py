@@ -119,9 +119,11 @@ class Orphans:
         known = store.load_personal(saved, clients, check=True) if saved and self.job.personal_bytes else {}
         states = {}
         for client in clients:
-            states[client] = self.job.algorithm.init_client(self.job.task, client)
-            for name, value in known.get(client, {}).items():
-                states[client][name] = torch.from_numpy(value).to(states[client][name].dtype)
+            like, saved_state = self.job.algorithm.init_client(self.job.task, client), known.get(client, {})
+            states[client] = {
+                name: torch.from_numpy(saved_state[name]).to(value.dtype) if name in saved_state else value
+                for name, value in like.items()
+            }
         return states
 
     def _since(self, rounds: Iterable[int]) -> str:

@@ -162,7 +162,7 @@ class LedVisits:
         if self.pending is None:
             return False
         before = len(self.pending.times)
-        whole = self.pending.poll() and self.lane.noticed.over and self.lane.noticed.attempt == self.attempt
+        whole = self.pending.poll() and self.lane.noticed.over and self.lane.tells
         if self.left and len(self.pending.times) > before:  # it does come: the rest has as long as it takes
             self.lane.since = time.monotonic() + self.lane.bandwidth.allows(self.coming)
         if whole and self.left:

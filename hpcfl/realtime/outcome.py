@@ -268,6 +268,11 @@ class RoundOutcome:
         arrived = (self.depth <= self.attempt.layers) | np.isin(np.arange(len(self.depth)), list(self.rejected))
         return int(arrived.sum())
 
+    @property
+    def enough(self) -> bool:
+        """Whether so many visits counted that the round is not void."""
+        return self.count >= self.job.planner.participation.min_clients
+
     def plan(self, seconds: float, repeats: int) -> Plan:
         expected = self.job.planner.plan(self.attempt)
         steps = None if expected.steps is None else np.where(self.depth <= self.attempt.layers, self.steps, 0)
@@ -324,8 +329,8 @@ class RoundOutcome:
 
     def acknowledge(self) -> None:
         """Leave word on the lanes of what has counted; of visits of which nothing has, none is needed."""
-        told = acknowledgment(self.attempt.round, self.attempt.number, self.depth)
-        some = self.depth <= self.attempt.layers
+        some, which = self.depth <= self.attempt.layers, (self.attempt.round, self.attempt.number)
+        told = dict(zip(self.attempt.cohort[some].tolist(), acknowledgment(*which, self.depth[some]).tolist()))
         for lane in self.lanes:
-            _, mine, rows = np.intersect1d(lane.hosted, self.attempt.cohort[some], return_indices=True)
-            lane.counted[mine] = told[some][rows]
+            before = zip(lane.hosted.tolist(), lane.counted.tolist())
+            lane.counted = np.array([told.get(client, earlier) for client, earlier in before], dtype=np.int64)

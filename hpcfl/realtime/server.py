@@ -126,7 +126,7 @@ class Server(Rounds):
         while True:
             outcome = self._attempt(round, repeats, shared, stage, limits)
             self.job.planner.saw(outcome.seconds, outcome.attempt.closing(outcome.seconds))
-            if outcome.count >= self.job.planner.participation.min_clients:
+            if outcome.enough:
                 break
             outcome.void()
             repeats += 1
@@ -152,7 +152,7 @@ class Server(Rounds):
         several = [lane for lane in unfinished if lane.leads or len(lane.topology.ranks) > 1]
         self.lanes.wait_for_frames(several, any(lane.leads and lane.by_name for lane in several))
         outcome.finish(closed)
-        if outcome.count >= self.job.planner.participation.min_clients:
+        if outcome.enough:
             outcome.acknowledge()
         if self.succession is not None:
             self.succession.round_over(self.lanes)

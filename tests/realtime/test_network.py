@@ -149,7 +149,7 @@ def test_a_leader_whose_word_comes_after_its_sums_still_leads(
 
 
 def test_what_counted_is_acknowledged_though_the_lane_fell_apart_meanwhile() -> None:
-    """The command that said so may not have been heard by the ranks that are left: they say how many they have."""
+    """The command that said so may not have been heard by the ranks that are left: it is said again and again."""
     tells = {"failures": True, "latency": 4e-5, "bandwidth": 1.1e8, "jitter": 1.0}
     for when in (0.363, 0.366, 0.369):
         dies = (Fault(when, "kill", 3),)

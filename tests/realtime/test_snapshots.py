@@ -134,7 +134,7 @@ def sent(job: Job, stop: int | None) -> list[tuple[Any, Any]]:
     executor.visits(asked, shared, [[np.array([2])]], formats, 0, Event(), put.append)
     if stop is not None:
         job.planner.visit_steps = steps
-    state, row = executor._new[2]
+    state, row, _ = executor._new[2]
     whole = {name: value[row : row + 1] for name, value in state.items()}
     return [*kept, ([parts(frame) for frame in put], arrays(whole))]
 
