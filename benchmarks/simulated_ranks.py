@@ -282,9 +282,9 @@ def play(asked: argparse.Namespace) -> dict[str, Any]:
         over.append(0)
 
     with in_place(network):
-        network.spawn(0, "main", serve)
+        network.spawn(0, serve)
         for rank in leads:
-            network.spawn(rank, "main", lambda rank=rank: lead(rank))  # type: ignore[misc]
+            network.spawn(rank, lambda rank=rank: lead(rank))  # type: ignore[misc]
         for rank in plain:
             parent = nodes.above(rank)[0] if nodes else 0
             Puppet(network, job, comm(rank), parent, float(rng.uniform(0.2, 0.9)) * DEADLINE)

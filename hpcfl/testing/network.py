@@ -1,10 +1,11 @@
 """Rounds in real time over a network that is none, on a clock that is none: a schedule is a seed, and can be repeated.
 
-The server's and the client ranks' own code runs, each rank in a thread. One runs at a time, and the clock moves on only
-where it waits. Messages take what latency and bandwidth say, and a little more that is drawn. The network is as
-unkind as MPI: what goes by one channel keeps its order, nothing else does; a large message ends for its sender when it
-has been received; collectives have to be begun in one order by all. Ranks are suspended or die, links are cut and come
-back. A sender that changes what is still being sent, or memory that is given to MPI twice, ends the run by `Violation`.
+The server's and the client ranks' own code runs, each rank in a coroutine of `greenlet`, which is no thread: one runs at
+a time, and the clock moves on only where it waits. Messages take what latency and bandwidth say, and a little more that
+is drawn. The network is as unkind as MPI: what goes by one channel keeps its order, nothing else does; a large message
+ends for its sender when it has been received; collectives have to be begun in one order by all. Ranks are suspended or
+die, links are cut and come back. A sender that changes what is still being sent, or memory that is given to MPI twice,
+ends the run by `Violation`.
 
 An event is a message that is sent or received, a part in a collective that is given or comes back, a sleep that ends,
 a fault, or a look of a rank that something has come for. A look in vain is none.
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,11 +22,14 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import count
 from math import inf
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any, ClassVar
 from unittest.mock import patch
 
 import numpy as np
+import torch
+from greenlet import getcurrent, greenlet
 
 from hpcfl.base import lazy
 from hpcfl.base.rng import keyed
@@ -139,17 +142,15 @@ class Collective:
 
 @dataclass(eq=False)
 class Process:
-    """A thread of one rank, its main one or what computes there."""
+    """What runs on one rank by itself: its main thread, or what computes there."""
 
     rank: int
-    name: str
-    run: Callable[[], None]
-    go: threading.Lock = field(default_factory=threading.Lock)
-    """Held by others while it is not this thread's turn."""
+    routine: greenlet
     due: float = inf
     looks: tuple[float, int] = (0.0, 0)  # when it has looked last, and how often at that time
     turn: int = 0  # so often it has waited: who wakes it up for an earlier time comes too late
-    over: bool = False
+    gradients: bool = True
+    """Whether torch was to compute them when it waited: that is kept by thread, and here all share one."""
 
 
 class Network:
@@ -190,12 +191,11 @@ class Network:
         self._cut: dict[tuple[int, int], float] = {}
         self._heap: list[tuple[float, int, Callable[[], None] | Process, int]] = []
         self._order = count()
-        self._until, self._most = self.over, inf
+        self._until: Callable[[], bool] = lambda: True
+        self._most = inf
         self._failure: BaseException | None = None
-        self._outside = self._current = Process(0, "", lambda: None)
-        self._outside.go.acquire()
+        self._outside = self._current = Process(0, getcurrent())
         self._processes: dict[int, list[Process]] = {rank: [] for rank in range(ranks)}  # those that are not over
-        self._threads: list[threading.Thread] = []
         self._sent: dict[tuple[Any, ...], deque[Message]] = defaultdict(deque)
         self._expected: dict[tuple[Any, ...], deque[tuple[Request, Any]]] = defaultdict(deque)
         self._free: dict[tuple[int, int], float] = defaultdict(float)  # when a link is
@@ -211,11 +211,11 @@ class Network:
 
     @property
     def process(self) -> Process:
-        """The thread whose turn it is."""
+        """What runs on it."""
         return self._current
 
     def at(self, when: float, act: Callable[[], None] | Process, turn: int = 0) -> None:
-        """Do something at a second of the clock, or let a thread go on that has not had its turn since then."""
+        """Do something at a second of the clock, or let a process go on that has not had its turn since then."""
         heapq.heappush(self._heap, (max(when, self.now), next(self._order), act, turn))
 
     def note(self, *facts: Any) -> None:
@@ -223,62 +223,51 @@ class Network:
         self.events += 1
         self.trace.update(repr((round(self.now, 9), *facts)).encode())
 
-    def spawn(self, rank: int, name: str, run: Callable[[], None], when: float = 0.0) -> Process:
-        """Let a thread of a rank begin."""
-        process = Process(rank, name, run)
-        process.go.acquire()
-        self._processes[rank].append(process)
+    def spawn(self, rank: int, run: Callable[[], None], when: float = 0.0) -> None:
+        """Let something begin on a rank."""
 
         def body() -> None:
-            process.go.acquire()
             try:
-                if rank in self.dead:
-                    raise Killed
-                run()
+                if rank not in self.dead:
+                    run()
             except Killed:
                 pass
             except BaseException as error:
                 self._failure = self._failure or error
-            process.over = True
             self._processes[rank].remove(process)
-            self._give(self._chosen())
 
-        self._threads.append(threading.Thread(target=body, name=f"rank {rank} {name}", daemon=True))
-        self._threads[-1].start()
+        process = Process(rank, greenlet(body, self._outside.routine))
+        self._processes[rank].append(process)
         self.at(when, process)
-        return process
 
     def run(self, until: Callable[[], bool], most: float = inf) -> None:
-        """Let time pass until something holds, or raise what a thread has raised; Violation after `most` seconds."""
+        """Let time pass until something holds, or raise what a process has raised; Violation after `most` seconds."""
         self._until, self._most, self._failure = until, most, None
-        self._pass(self._outside)
-        self._until = self.over
+        while (process := self._chosen()) is not None:
+            self._take_turn(process)
+            process.routine.switch()
         if self._failure is not None:
             raise self._failure
 
-    @staticmethod
-    def over() -> bool:
-        """Say that no more time is to pass."""
-        return True
-
     def end(self) -> None:
-        """Let all threads end that are left."""
+        """Let all processes end that are left."""
         self.dead = set(range(self.ranks))
         for process in [each for those in self._processes.values() for each in those]:
-            while not process.over:
-                self._give(process)
-                self._outside.go.acquire()
-        for thread in self._threads:
-            thread.join()  # one that ends beside the interpreter would abort it
+            self._take_turn(process)
+            process.routine.switch()
 
     def wait(self, seconds: float, wake: bool = True) -> bool:
         """Let others have their turn for so many seconds, or until something comes for this rank: then return True."""
         process = self._current
+        if process.rank in self.dead:
+            raise Killed
         process.turn += 1
         end = self.now + max(seconds, TICK)
         process.due = end if wake else inf
         self.at(end, process, process.turn)
-        self._pass(process)
+        process.gradients = torch.is_grad_enabled()
+        self._outside.routine.switch()
+        torch.set_grad_enabled(process.gradients)
         if process.rank in self.dead:
             raise Killed
         return self.now < end
@@ -290,16 +279,8 @@ class Network:
         if looks >= LOOKS:
             self.wait(LOOK_SECONDS / 100)
 
-    def _pass(self, own: Process) -> None:
-        """Let time pass until it is a thread's turn: a switch from one thread to another takes longer than all else."""
-        if (process := self._chosen()) is own:
-            self._take_turn(own)
-            return
-        self._give(process)
-        own.go.acquire()
-
-    def _chosen(self) -> Process:
-        """Return whose turn is the next."""
+    def _chosen(self) -> Process | None:
+        """Return whose turn is the next; None where no more time is to pass."""
         try:
             while self._failure is None and not self._until():
                 if not self._heap:
@@ -309,17 +290,13 @@ class Network:
                     raise Violation(f"no end after {self._most:g} s")
                 if not isinstance(act, Process):
                     act()
-                elif act.turn == turn and not act.over:
+                elif act.turn == turn and not act.routine.dead:
                     if self.now >= (thaw := self._frozen.get(act.rank, 0.0)):
                         return act
                     self.at(thaw, act, turn)
         except BaseException as error:
             self._failure = error
-        return self._outside
-
-    def _give(self, process: Process) -> None:
-        self._take_turn(process)
-        process.go.release()
+        return None
 
     def _take_turn(self, process: Process) -> None:
         process.turn += 1
@@ -670,7 +647,7 @@ class Computing:
                 error = raised
             self._put("end", error)
 
-        self.network.spawn(self.rank, "computes", run, self.network.now)
+        self.network.spawn(self.rank, run, self.network.now)
 
     def _put(self, kind: str, item: Any) -> None:
         self._results.append((kind, item))
@@ -724,7 +701,7 @@ def in_place(network: Network) -> Iterator[None]:
     kept = dict(mpi)
     own = {
         **{"time": clock, "Event": lambda: Flag(network), "Worker": lambda: Computing(network), "freeze": lambda: None},
-        **{"threading": SimpleNamespace(Event=lambda: Flag(network), Lock=threading.Lock), "_drop": drop},
+        **{"threading": SimpleNamespace(Event=lambda: Flag(network), Lock=Lock), "_drop": drop},
         **{"has_ulfm": lambda _: network.failures, "has_cuda": lambda _: False, "end_ranks": lambda _: None},
         **{"end_job": drop},
     }

@@ -260,7 +260,7 @@ def play(schedule: Schedule) -> Played:
         for fault in schedule.faults:
             network.at(fault.when, lambda fault=fault: _befall(network, fault))  # type: ignore[misc]
         for rank in range(network.ranks):
-            network.spawn(rank, "main", lambda rank=rank: run(rank))  # type: ignore[misc]
+            network.spawn(rank, lambda rank=rank: run(rank))  # type: ignore[misc]
         try:
             network.run(lambda: over >= needed, MOST_SECONDS)
         except Violation as violation:

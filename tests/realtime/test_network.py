@@ -320,7 +320,7 @@ def talked(ranks: list[Any], **how: Any) -> Network:
 
     with in_place(there):
         for rank in range(len(ranks)):
-            there.spawn(rank, "main", lambda rank=rank: run(rank))
+            there.spawn(rank, lambda rank=rank: run(rank))
         there.run(lambda: len(over) == len(ranks), 10.0)
     return there
 
