@@ -1,8 +1,8 @@
 """Rounds in real time over a network that is none, on a clock that is none: a schedule is a seed, and can be repeated.
 
-The server's and the client ranks' own code runs, each rank in a coroutine of `greenlet`, which is no thread: one runs at
-a time, and the clock moves on only where it waits. Messages take what latency and bandwidth say, and a little more that
-is drawn. The network is as unkind as MPI: what goes by one channel keeps its order, nothing else does; a large message
+The server's and the client ranks' own code runs, each rank in a coroutine of `greenlet`, which is no thread: one runs
+at a time, and the clock moves on only where it waits. Messages take what latency and bandwidth say, and a little more
+that is drawn. The network is as unkind as MPI: what goes by one channel keeps its order, nothing else does; a large message
 ends for its sender when it has been received; collectives have to be begun in one order by all. Ranks are suspended or
 die, links are cut and come back. A sender that changes what is still being sent, or memory that is given to MPI twice,
 ends the run by `Violation`.
