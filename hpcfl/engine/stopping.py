@@ -104,7 +104,8 @@ def _listen(pipe: int) -> None:
         now = time.monotonic()
         if first and now - first > REPEAT_SECONDS:
             time.sleep(REACT_SECONDS)
-            if _noted < now:
+            # what the main thread has noted may be older than this thread's look: it waited for Python's lock
+            if pipe in _pipe and _noted < now - REACT_SECONDS:
                 os._exit(128 + number)
         first = first or now
     os.close(pipe)

@@ -2,10 +2,10 @@
 
 The server's and the client ranks' own code runs, each rank in a coroutine of `greenlet`, which is no thread: one runs
 at a time, and the clock moves on only where it waits. Messages take what latency and bandwidth say, and a little more
-that is drawn. The network is as unkind as MPI: what goes by one channel keeps its order, nothing else does; a large message
-ends for its sender when it has been received; collectives have to be begun in one order by all. Ranks are suspended or
-die, links are cut and come back. A sender that changes what is still being sent, or memory that is given to MPI twice,
-ends the run by `Violation`.
+that is drawn. The network is as unkind as MPI: what goes by one channel keeps its order, nothing else does; a large
+message ends for its sender when it has been received; collectives have to be begun in one order by all. Ranks are
+suspended or die, links are cut and come back. A sender that changes what is still being sent, or memory that is given
+to MPI twice, ends the run by `Violation`.
 
 An event is a message that is sent or received, a part in a collective that is given or comes back, a sleep that ends,
 a fault, or a look of a rank that something has come for. A look in vain is none.

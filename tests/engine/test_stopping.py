@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -324,6 +326,28 @@ def test_the_first_signal_counts_and_an_impatient_user_is_heard(tmp_path: Path, 
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     stopping.uninstall()
     assert stop.requested() == ""
+
+
+def test_whoever_has_reacted_is_not_ended_a_second_later(monkeypatch: Any) -> None:
+    """A thread listens for a main thread that does not react; when it gets Python's lock, that one may have."""
+    ended: list[int] = []
+    for name, value in {"REPEAT_SECONDS": -1.0, "REACT_SECONDS": 0.2, "os._exit": ended.append}.items():
+        monkeypatch.setattr(f"hpcfl.engine.stopping.{name}", value)
+    stopping.install()
+    for _ in range(3):
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        signal.signal(signal.SIGINT, stopping._note)
+        time.sleep(0.1)  # the thread reads them one by one
+    time.sleep(0.4)
+    assert not ended
+    signal.signal(signal.SIGINT, lambda *_: None)  # as if the main thread did not come back to Python
+    for _ in range(2):
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(0.1)
+    time.sleep(0.4)
+    stopping.uninstall()
+    assert ended[:1] == [128 + signal.SIGINT]
 
 
 def test_what_was_ignored_stays_ignored(tmp_path: Path) -> None:
