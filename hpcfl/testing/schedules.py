@@ -110,6 +110,10 @@ class Played:
     visits: Counter[str] = field(default_factory=Counter)
     sent: Counter[tuple[int, int]] = field(default_factory=Counter)
     """Bytes from one rank to another in messages."""
+    wire: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """The same when the last round was over."""
+    figures: Any = 0.0
+    """What the server had recorded of the ranks by then, `Record.by_rank`, summed over rounds."""
 
 
 def drawn(seed: int, faults: bool = True) -> Schedule:
@@ -209,7 +213,7 @@ class Reference:
 def play(schedule: Schedule) -> Played:
     """Play a schedule to its end."""
     network, said = Network(len(schedule.hosts), schedule.seed, **schedule.network), StringIO()
-    found, over, ended = Played(), set[int](), list[float]()
+    found, over, ended = Played(sent=network.sent), set[int](), list[float]()
 
     def client(rank: int) -> None:
         job = fresh(schedule)
@@ -268,7 +272,6 @@ def play(schedule: Schedule) -> Played:
         except Exception as error:
             found.broken = f"{type(error).__name__}: {error}"
     found.events, found.trace, found.said = network.events, network.trace.hexdigest(), said.getvalue()
-    found.sent = network.sent
     if found.said and not schedule.faults and not found.broken:
         found.broken = f"nothing has befallen it, and yet: {found.said.splitlines()[0]}"
     alone = json.loads(schedule.config)["lane_width"] in (1, "two-level")  # else ranks are lost with their lane
@@ -282,7 +285,8 @@ def play(schedule: Schedule) -> Played:
 def _round(job: Job, rounds: Any, now: Progress, reference: Reference, found: Played, most: float) -> None:
     record = Record.open(rounds.phases)
     plan, record.sums = rounds.exchange(now, record)
-    closing = job.planner.attempt(plan.round, plan.repeats, cohort=plan.cohort).closing(plan.seconds)
+    attempt = job.planner.attempt(plan.round, plan.repeats, cohort=plan.cohort)
+    closing, drawn = attempt.closing(plan.seconds), job.config.speed.enforced(attempt)
     if plan.repeats == 0 and plan.duration > closing + most:
         raise Violation(f"round {plan.round} lasted {plan.duration:.3f} s, expected at most {closing + most:.3f}")
     rules, counted = job.config.participation, int((plan.depth <= plan.layers).sum())
@@ -291,12 +295,17 @@ def _round(job: Job, rounds: Any, now: Progress, reference: Reference, found: Pl
     least = min(closing, float(plan.seconds.max()))  # once all are there, no grace is waited for
     if most < inf and plan.duration < least:
         raise Violation(f"round {plan.round} was over after {plan.duration:.3f} s, expected at least {least:.3f}")
+    odd = np.isfinite(plan.seconds) & ((plan.seconds < drawn) | (plan.seconds > plan.duration))
+    if odd.any():
+        took, least = (float(values[odd][0]) for values in (plan.seconds, drawn))
+        raise Violation(f"round {plan.round}: a visit took {took:.3f} s, expected {least:.3f} to {plan.duration:.3f}")
     found.visits["invited"] += len(plan.cohort)
     found.visits["counted"] += int((plan.depth <= plan.layers).sum())
     reference.check(plan, record.sums, now.shared)
     step(job, now, record, plan)
     now.round += 1
     close(job, rounds, now, record, plan, "")
+    found.figures, found.wire = found.figures + record.by_rank, found.sent.copy()
     if now.round % 3 == 0:
         rounds.scores(now)
 

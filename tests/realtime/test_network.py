@@ -57,6 +57,22 @@ def test_what_counts_is_as_in_simulated_time(width: Any, closing: dict[str, Any]
         assert found.visits["counted"] == found.visits["invited"] == 42
 
 
+@pytest.mark.parametrize(
+    ("hosts", "more"),
+    [("aaaaa", {}), ("aabbb", {"lane_width": "two-level"}), ("abbccdd", {"lane_width": "two-level", "fan_out": 2})],
+)
+def test_recorded_bytes_are_those_of_the_wire(hosts: str, more: dict[str, Any]) -> None:
+    """All but what leaders tell, and what says that a rank is there: a hundredth where the model is small."""
+    wide = {"name": "mlp", "hidden": [200]}
+    found = play(schedule(hosts=tuple(hosts), model=wide, participation=ALL, **more))
+    assert found.broken == ""
+    ends = np.zeros((2, len(hosts)))
+    for (source, to), nbytes in found.wire.items():
+        ends[:, [to, source]] += np.diag([nbytes, nbytes])
+    np.testing.assert_allclose(found.figures[3:], ends, rtol=0.01)
+    assert (found.figures[3:] <= ends).all()
+
+
 def test_a_rank_that_is_suspended_comes_back() -> None:
     found = play(schedule(faults=(Fault(0.25, "freeze", 2, 0.3),)))
     assert found.broken == ""
