@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from helpers.networks import FOUND, written
+from helpers.networks import FOUND, LINK, written
 from hpcfl.base.errors import UsageError
 from hpcfl.commands.cli import main
 from hpcfl.contrib.network import measure as network
@@ -74,17 +75,36 @@ def test_no_file_takes_forever_or_all_memory(tmp_path: Path, capsys: pytest.Capt
         assert capsys.readouterr().err == f"hpcfl: --like {said}\n"
 
 
-def test_lanes_that_are_measured() -> None:
-    assert network._lanes(["a", "a"]) == []
-    assert network._lanes(["a"] * 4) == [("within", (1, 2, 3))]
-    assert network._lanes(["a", "b", "c"]) == [("all", (1, 2))]
-    hosts = ["a", "a", "a", "b", "b", "c"]
-    assert network._lanes(hosts) == [("within", (1, 2)), ("between", (3, 4)), ("all", (1, 2, 3, 4, 5))]
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [
+        ("aa", []),
+        ("aaaa", [(1, 2, 3)]),
+        ("abc", [(1, 2)]),
+        ("aaabbc", [(1, 2, 3, 4, 5), (1, 2), (3, 4)]),
+        ("abbccddeeff", [tuple(range(1, 11)), (1, 2), (3, 4), (5, 6), (9, 10)]),
+    ],
+)
+def test_lanes_that_are_measured(hosts: str, expected: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+
+    def tree(ranks: Any) -> tuple[int, Any]:
+        found.append(tuple(ranks))
+        return len(ranks), LINK.tree
+
+    measurement = network._Measurement(SimpleNamespace(Get_rank=lambda: 1), hosts, 0.0)
+    monkeypatch.setattr(measurement, "_tree", tree)
+    for name in ("_link", "_small", "_wake"):
+        monkeypatch.setattr(measurement, name, lambda *_, **__: 1.0)
+    assert measurement.network() is None
+    assert found == expected
 
 
 def test_ranks_are_picked_from_first_to_last() -> None:
     assert network._spread([1, 2, 3], 4) == [1, 2, 3]
     assert network._spread(list(range(1, 101)), 4) == [1, 34, 67, 100]
+    assert network._spread([1], 4) == [1]
+    assert network._spread([], 4) == []
 
 
 def test_alone_there_is_nothing_to_measure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,7 +117,7 @@ def test_alone_there_is_nothing_to_measure(monkeypatch: pytest.MonkeyPatch, caps
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("hosts", ["aaaaaaaa", "abbbbbbb", "aabbbbbb"])
+@pytest.mark.parametrize("hosts", ["aaaaaaaa", "abbbbbbb", "aabbbbbb", "abcdefgh", "abcbcbcb"])
 def test_ranks_measure_together(world: Any, hosts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "LARGEST", 2**17)
     monkeypatch.setattr(network, "NUMBERS", 2**18)
@@ -110,7 +130,8 @@ def test_ranks_measure_together(world: Any, hosts: str, tmp_path: Path, monkeypa
     here = hosts[: world.size].count("a")
     assert (found.costs.within is None) == (here == 1)
     assert (found.costs.between is None) == (here == world.size)
-    lanes = {"within": here > 2, "between": world.size - here > 1, "all": 1 < here < world.size}
+    clients = [hosts[1 : world.size].count(host) for host in found.hosts]
+    lanes = {"within": here > 2, "between": max(clients[1:], default=0) > 1, "all": len(clients) - (here == 1) > 1}
     assert found.trees.keys() == {name for name, there in lanes.items() if there}
     assert read(written(tmp_path, document(found))) == found  # which takes no speed of 0
 

@@ -1,9 +1,9 @@
 """What messages between the server and its client ranks cost here: measured over MPI, told as a table and a document.
 
-The server asks, one order at a time, and the ranks answer; all of them wait as a run does
-(`hpcfl.mpi.waiting.wait`), so that naps and yields are part of what is measured. An order is over when every rank that
-it went to has acknowledged it; what the order and the acknowledgements take by themselves is subtracted. How the
-numbers are used: `hpcfl.contrib.network.model`.
+All ranks know the hosts, and so which part of the measurement follows which; the server says how often it is repeated.
+All of them wait as a run does (`hpcfl.mpi.waiting.wait`), so that naps and yields are part of what is measured. Each
+time the server tells ranks to begin, and it is over when all of these have acknowledged it; what the two take by
+themselves is subtracted. How the numbers are used: `hpcfl.contrib.network.model`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
-from enum import IntEnum
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import median
-from types import SimpleNamespace
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field, TypeAdapter
@@ -27,56 +27,42 @@ from rich.table import Table
 
 from hpcfl.base.errors import UsageError, cut
 from hpcfl.base.lazy import MPI, torch
-from hpcfl.base.types import Floats
 from hpcfl.contrib.network.model import Costs, Known, Link, Rates, levels, look_seconds
 from hpcfl.data.formats.files import reading
 from hpcfl.launch.failure import raise_together
 from hpcfl.mpi import launcher, waiting
-from hpcfl.mpi.channel import direct
+from hpcfl.mpi.channel import Group, direct
 from hpcfl.mpi.cores import cores
 from hpcfl.mpi.placement import Topology, lane_ranks
 from hpcfl.mpi.transfers import Transfers
-from hpcfl.mpi.waiting import names, wait
-from hpcfl.realtime import orders
+from hpcfl.mpi.waiting import names, tell, wait
 from hpcfl.realtime.frames import frame_formats
 from hpcfl.realtime.lane import Lane
 from hpcfl.realtime.lanes import Lanes
+from hpcfl.realtime.orders import Command, Op
 from hpcfl.realtime.outcome import ReceivedSums
 from hpcfl.sums.message import Block
 
-T = TypeVar("T")
-R = TypeVar("R")
 KIND, VERSION = "hpcfl network", 1
 WRITTEN = "what hpcfl doctor --network --json FILE has written"
 MOST = 1 << 20
 """Bytes of a document; of a thousand hosts it has some tens of thousands."""
 SECONDS = 20.0
 """For all of it; a part that takes long is repeated less often, and once at least."""
-REPEATS, PINGS, FEW = 9, 50, 2
-FIRST, LARGEST, TOGETHER = 2**16, 2**23, 2**26
+PARTS = 150
+"""At most so many figures are the best of repetitions: three for each rate."""
+REPEATS, PINGS = 9, 500
+FIRST, LARGEST, TOGETHER = 2**18, 2**23, 2**26
 """Bytes to one rank: at first, and at most; to all ranks at most."""
-LONG = 0.05  # seconds: a transfer that takes so long tells enough
+LONG, IDLE = 0.02, 0.15
+"""Seconds: a transfer that takes so long tells enough; a rank that waits for so long sleeps as long as it ever does."""
 SAMPLE = 4  # ranks that are measured one by one, and hosts, of each place
-MANY = 1024  # ranks whose small messages are counted, and about as many messages
-REQUESTS = 256  # least requests in one look
-FRAMES, NUMBERS = 4, 2**21  # that are summed: how many, and float32 numbers in each
-IDLE = 0.15  # seconds after which a rank that waits sleeps as long as it ever does
-LANES = 64  # that lead to the server itself
+SMALL, MANY, REQUESTS = 8, 1024, 256
+"""Bytes of a small message; about how many of them are sent at once; requests in one look."""
+LANES, FRAMES, NUMBERS = 64, 4, 2**21
+"""Lanes that lead to the server itself; frames that are summed, and float32 numbers in each."""
 PLACES = {"within": "a lane of the server's host", "between": "a lane of another host", "all": "one lane of all"}
-ORDER, ACK, DATA, LATER = 11, 12, 13, 14  # tags
-
-
-class Op(IntEnum):
-    """What a rank is to do before it acknowledges."""
-
-    PING = 0  # nothing
-    TAKE = 1  # receive so many bytes
-    GIVE = 2  # send so many bytes
-    BROADCAST = 3  # so many bytes on a lane
-    SUM = 4
-    SINK = 5  # receive so many small messages
-    BURST = 6  # send so many
-    END = 7
+ORDER, ACK, DATA = 11, 12, 13  # tags
 
 
 @dataclass(frozen=True)
@@ -114,18 +100,6 @@ class Network:
         return max(self.hosts.values())
 
 
-class _Room:
-    """Memory for messages, touched before it is used, which grows."""
-
-    def __init__(self) -> None:
-        self._data = np.ones(FIRST, dtype=np.uint8)
-
-    def of(self, size: int) -> Any:
-        if size > len(self._data):
-            self._data = np.ones(size, dtype=np.uint8)
-        return self._data[:size]
-
-
 def facts(comm: Any, file: Path) -> tuple[Any, dict[str, Any]] | None:
     """Measure on the ranks of `comm`, each on its own host; rank 0, which may write to `file`, gets what is found.
 
@@ -149,84 +123,39 @@ def measure(comm: Any, hosts: Sequence[str], seconds: float) -> Network | None:
 
     `hosts` [ranks] are the names of the hosts: all ranks know them.
     """
-    serves, found = comm.Get_rank() == 0, None
-    if serves:
-        torch.empty(0)  # loads it, which may take as long as all the rest
-    began, load = time.monotonic(), os.getloadavg()[0] / len(cores())
     waiting.Patience.crowd = hosts.count(hosts[comm.Get_rank()]) / len(cores())
-    lanes, own = _lanes(hosts), []
-    for _, members in lanes:  # None on a rank that is not one of them
-        group = comm.Get_group().Incl([0, *members])
-        own.append(comm.Create_group(group) if comm.Get_rank() in (0, *members) else None)
-        group.Free()
-    if serves:
-        found = _Server(comm, hosts, lanes, own, began + seconds).network(began, load)
-    else:
-        _answer(comm, own)
-    for lane in own:
-        if lane is not None:
-            lane.Free()
-    return found
+    return _Measurement(comm, hosts, seconds / PARTS).network()
 
 
-def _lanes(hosts: Sequence[str]) -> list[tuple[str, tuple[int, ...]]]:
-    """Return lanes of several ranks to measure, by place: those of some hosts, then that of all ranks."""
-    rows = [("within" if hosts[row[0]] == hosts[0] else "between", row) for row in lane_ranks("node", hosts)]
-    wide = [each for each in rows if len(each[1]) > 1]
-    everyone = "all", tuple(range(1, len(hosts)))
-    return [*wide[: SAMPLE + 1], *([everyone] if len(rows) > 1 else [])]
+class _Measurement:
+    """All ranks go through the same parts in the same order, and rank 0 times them: figures on the others are nothing.
 
+    What is repeated may take about `share` seconds.
+    """
 
-def _answer(comm: Any, lanes: Sequence[Any]) -> None:
-    """Do what the server says until it has all that it wants."""
-    room, order, ack = _Room(), np.zeros(4, dtype=np.int64), np.zeros(8, dtype=np.uint8)
-    while order[0] != Op.END:
-        wait([comm.Irecv(order, 0, ORDER)])
-        op, size, lane, tag = order.tolist()
-        if op == Op.TAKE:
-            wait([comm.Irecv(room.of(size), 0, DATA)])
-        elif op == Op.GIVE:
-            wait([comm.Isend(room.of(size), 0, DATA)])
-        elif op == Op.BROADCAST:
-            wait([lanes[lane].Ibcast(room.of(size), 0)])
-        elif op == Op.SUM:
-            wait([lanes[lane].Ireduce(room.of(size).view(np.float32), None, MPI.SUM, 0)])
-        elif op == Op.SINK:
-            few = np.zeros((size, 8), dtype=np.uint8)
-            wait([comm.Irecv(row, 0, tag) for row in few])
-        elif op == Op.BURST:
-            wait([comm.Isend(ack, 0, tag) for _ in range(size)])
-        wait([comm.Isend(ack, 0, ACK)])
+    def __init__(self, comm: Any, hosts: Sequence[str], share: float) -> None:
+        self.comm, self.rank, self.hosts, self.share = comm, comm.Get_rank(), hosts, share
+        self.clients = range(1, len(hosts))
+        # for messages; touched before it is used
+        self.room = np.ones(LARGEST if self.rank else min(TOGETHER, LARGEST * len(hosts)), dtype=np.uint8)
 
-
-@dataclass
-class _Server:
-    """Rank 0 of a measurement that is to be over at `end` (seconds of the monotonic clock)."""
-
-    comm: Any
-    hosts: Sequence[str]
-    lanes: list[tuple[str, tuple[int, ...]]]
-    made: list[Any]
-    end: float
-    room: _Room = field(default_factory=_Room)
-    until: float = 0.0  # when the part that is being measured should be over
-    left: int = 0  # parts that are still to be measured
-
-    def network(self, began: float, load: float) -> Network:
-        """Measure part after part, each with its share of the time that is left."""
-        self.clients = list(range(1, len(self.hosts)))
-        places = dict[str, dict[str, list[int]]]()  # ranks by place and host
-        for rank in self.clients:
-            place = places.setdefault("within" if self.hosts[rank] == self.hosts[0] else "between", {})
-            place.setdefault(self.hosts[rank], []).append(rank)
-        self.left = len(self.lanes) + 7 + sum(3 + (len(by_host) > 1) for by_host in places.values())
-        trees = [(name, len(members), self._part(self._tree(n))) for n, (name, members) in enumerate(self.lanes)]
-        links = {name: self._link(name, list(by_host.values()), trees) for name, by_host in places.items()}
-        sent, received, (look, request) = self._part(self._sent), self._part(self._received), self._part(self._look)
-        sums, lane, wake = self._part(self._sums), self._part(self._lane), self._part(self._wake)
-        beside = max(0.0, lane - 2 * sent - received)  # a command, a state, and a frame
-        self._ask(Op.END, self.clients)
-        by_place = {name: [rates for each, _, rates in trees if each == name] for name in PLACES}
+    def network(self) -> Network | None:
+        """Measure part after part."""
+        began, load = time.monotonic(), os.getloadavg()[0] / len(cores())
+        rows = lane_ranks("node", self.hosts)  # the client ranks of each host
+        trees, links = {"all": [self._tree(self.clients)] if len(rows) > 1 else []}, dict[str, Link]()
+        for place in ("within", "between"):
+            by_host = [row for row in rows if (self.hosts[row[0]] == self.hosts[0]) == (place == "within")]
+            trees[place] = [self._tree(row) for row in _spread([row for row in by_host if len(row) > 1], SAMPLE)]
+            if by_host:
+                links[place] = self._link(by_host, trees[place] or (trees["all"] if place == "between" else []))
+        sent, received = self._small(up=False), self._small(up=True)
+        if self.rank:  # asleep while rank 0 does the rest by itself
+            self._wake()
+            return None
+        (look, request), (lane, _), (_, summing) = _look(), _rounds(LANES, 8), _rounds(FRAMES, NUMBERS)
+        lane = max(0.0, lane - 2 * sent - received)  # a command, a state, and a frame
+        sums, wake = FRAMES * NUMBERS * 4 / summing, self._wake()
         return Network(
             launcher.library(MPI.Get_library_version()),
             launcher.launcher(os.environ),
@@ -234,249 +163,168 @@ class _Server:
             time.monotonic() - began,
             load,
             {host: self.hosts.count(host) for host in dict.fromkeys(self.hosts)},
-            Costs(links.get("within"), links.get("between"), sent, received, look, request, sums, beside, wake),
-            {name: _middle(rates) for name, rates in by_place.items() if rates},
+            Costs(links.get("within"), links.get("between"), sent, received, look, request, sums, lane, wake),
+            {place: _middle([rates for _, rates in trees[place]]) for place in PLACES if trees[place]},
         )
-
-    def _part(self, measured: Callable[[], T]) -> T:
-        """Return what was measured in its share of the time."""
-        now = time.monotonic()
-        self.until = now + (self.end - now) / self.left
-        self.left -= 1
-        return measured()
-
-    def _link(self, name: str, by_host: list[list[int]], trees: list[tuple[str, int, Rates]]) -> Link:
-        """Return a place's link. Where none of the other hosts has a lane, that of all ranks stands in for theirs."""
-        ranks = sorted(rank for here in by_host for rank in here)
-        some, hosts = _spread(ranks, SAMPLE), _spread(by_host, SAMPLE)
-        latency = self._part(lambda: self._latency(some))
-        alone = self._part(lambda: self._stars([[rank] for rank in some]))
-        server = self._part(lambda: self._stars([ranks]))
-        host = self._part(lambda: self._stars(hosts)) if len(hosts) > 1 else server
-        like = name if name == "within" or any(each == name for each, _, _ in trees) else "all"
-        own = [Rates(levels(n) * rate.down, levels(n) * rate.up) for each, n, rate in trees if each == like]
-        return Link(latency, alone, host, server, _middle(own or [alone]))
 
     # parts
 
-    def _latency(self, ranks: Sequence[int]) -> float:
-        """Half of the time to and fro, of the middle one of some ranks."""
-        return median(self._each(ranks, lambda rank, n: self._best(lambda: self._ask(Op.PING, [rank]), PINGS, n))) / 2
+    def _link(self, by_host: Sequence[Sequence[int]], trees: Sequence[tuple[int, Rates]]) -> Link:
+        """Return a place's link, by lanes there: where none of the other hosts has one, that of all ranks."""
+        ranks = sorted(chain(*by_host))
+        some = [[rank] for rank in _spread(ranks, SAMPLE)]
+        latency = median(self._best(rank, repeats=PINGS) for rank in some) / 2
+        alone, server = self._stars(some), self._stars([ranks])
+        host = self._stars(_spread(by_host, SAMPLE)) if len(by_host) > 1 else server
+        own = [Rates(levels(n) * rates.down, levels(n) * rates.up) for n, rates in trees]
+        return Link(latency, alone, host, server, _middle(own or [alone]))
 
     def _stars(self, groups: Sequence[Sequence[int]]) -> Rates:
         """Bytes per second to and from a group's ranks at once, in the middle one of some groups."""
+        ways = [[self._rate(ranks, partial(self._moved, ranks, up, 1)) for up in (False, True)] for ranks in groups]
+        return _middle([Rates(*rates) for rates in ways])
 
-        def star(group: Sequence[int], parts: int) -> Rates:
-            return Rates(self._rate(Op.TAKE, group, 2 * parts), self._rate(Op.GIVE, group, 2 * parts - 1))
+    def _tree(self, ranks: Sequence[int]) -> tuple[int, Rates]:
+        """How many ranks a lane has, and the bytes per second of a broadcast to each rank, and of a sum from each."""
+        lane, count = self.comm.Split(0 if self.rank in (0, *ranks) else MPI.UNDEFINED), len(ranks)
+        down = self._rate(ranks, lambda size: Group(lane).down(self.room[:size])) / count
+        up = self._rate(ranks, lambda size: Group(lane).summed(self.room[:size].view(np.float32))) / count
+        if lane:  # this rank is on it
+            lane.Free()
+        return count, Rates(down, up)
 
-        return _middle(self._each(groups, star))
+    def _rate(self, ranks: Sequence[int], move: Callable[[int], list[Any]]) -> float:
+        """Bytes per second to or from all of these ranks together, by what begins to move so many at each end.
 
-    def _tree(self, number: int) -> Callable[[], Rates]:
-        """Bytes per second that a lane's broadcast carries to each rank, and a sum from each."""
-        _, members = self.lanes[number]
-        return lambda: Rates(
-            self._rate(Op.BROADCAST, members, 2, number) / len(members),
-            self._rate(Op.SUM, members, 1, number) / len(members),
-        )
+        Messages are as large as take long enough, by what small ones took, so that nothing that is slow holds it up.
+        """
+        most = min(LARGEST, TOGETHER // len(ranks))
+        empty, least = self._best(ranks), max(SMALL, min(FIRST, most) // SMALL * SMALL)
+        first = self._best(ranks, partial(move, least))
+        size = self._agreed(max(least, min(most, least * LONG / first) // SMALL * SMALL))
+        best = self._best(ranks, partial(move, size))
+        return len(ranks) * size / max(best - empty, best / 2)
+
+    def _small(self, up: bool) -> float:
+        """Seconds of this thread for each small message that it sends, or receives, all of them being there."""
+        move = partial(self._moved, self.clients, up, max(1, min(64, MANY // len(self.clients))), SMALL)
+
+        def once() -> float:
+            requests = move() if self.rank else []  # they come, or there is room for them, before the server begins
+            wait([self.comm.Ibarrier()])
+            start = time.thread_time()
+            requests = requests or move()
+            while not MPI.Request.Testall(requests):  # without naps
+                os.sched_yield()
+            return (time.thread_time() - start) / len(requests)
+
+        return min(self._times(once))
 
     def _wake(self) -> float:
         """Seconds beside its way until the last of all ranks, which sleep, has noticed a message: the typical ones."""
-        awake, seconds = self._best(lambda: self._ask(Op.PING, self.clients), REPEATS, 2), list[float]()
-        while not seconds or (len(seconds) < REPEATS and time.monotonic() < self.until):
-            time.sleep(IDLE)
-            seconds.append(self._ask(Op.PING, self.clients))
-        return max(0.0, median(seconds) - awake)
 
-    def _sent(self) -> float:
-        """Seconds of this thread for each small message that is sent."""
-        ranks, count = self._few()
-        message = np.zeros(8, dtype=np.uint8)
+        def asleep() -> float:
+            time.sleep(0 if self.rank else IDLE)
+            return self._ask(self.clients)
 
-        def once() -> float:
-            acks = self._begin(Op.SINK, ranks, count, tag=LATER)
-            start = time.thread_time()
-            self._all([self.comm.Isend(message, rank, LATER) for _ in range(count) for rank in ranks])
-            used = time.thread_time() - start
-            wait(acks)
-            return used / (count * len(ranks))
-
-        return self._best(once, REPEATS)
-
-    def _received(self) -> float:
-        """Seconds of this thread for each small message that it receives, all of them being there."""
-        ranks, count = self._few()
-        messages = np.zeros((count * len(ranks), 8), dtype=np.uint8)
-
-        def once() -> float:
-            wait(self._begin(Op.BURST, ranks, count, tag=LATER))  # acknowledged: so they have come before
-            start = time.thread_time()
-            senders = [rank for _ in range(count) for rank in ranks]
-            self._all([self.comm.Irecv(row, rank, LATER) for row, rank in zip(messages, senders)])
-            return (time.thread_time() - start) / len(messages)
-
-        return self._best(once, REPEATS)
-
-    def _look(self) -> tuple[float, float]:
-        """Seconds of this thread for a look at no request, and for each one that nothing has come for."""
-        count = -(-REQUESTS // len(self.clients))
-        rows = np.zeros((count * len(self.clients), 8), dtype=np.uint8)
-        requests = [self.comm.Irecv(row, self.clients[n % len(self.clients)], LATER) for n, row in enumerate(rows)]
-
-        def once(count: int) -> float:
-            some = requests[:count]
-            start = time.thread_time()
-            MPI.Request.Testsome(some)
-            return time.thread_time() - start
-
-        one = self._best(lambda: once(1), PINGS, 2)
-        many = self._best(lambda: once(len(requests)), PINGS)
-        wait(self._begin(Op.BURST, self.clients, count, tag=LATER) + requests)
-        request = max(0.0, many - one) / (len(requests) - 1)
-        return max(0.0, one - request), request
-
-    def _sums(self) -> float:
-        """Bytes per second at which the server adds up the frames of a round."""
-        layout = ({"block": Block((NUMBERS,))},)
-        formats = frame_formats(layout, 1)
-        received: list[Any] = []
-        for number in range(FRAMES):
-            frames = [group.zeros() for group in formats]
-            frames[0][1].copy_(torch.linspace(-1.0, 1.0, NUMBERS))
-            formats[0].weigh(frames[0], 0, "block", number + 1.0)
-            received.append((SimpleNamespace(formats=formats, frames=frames), 1))
-        chances: Floats = np.zeros(1)
-
-        def once() -> float:
-            start = time.perf_counter()
-            ReceivedSums(layout, FRAMES, chances, received).total("block")
-            return time.perf_counter() - start
-
-        once()  # memory is touched
-        return FRAMES * NUMBERS * 4 / self._best(once, REPEATS)
-
-    def _lane(self) -> float:
-        """Seconds of this thread for a lane of one rank in a round, its messages included: it leads to this process."""
-        layout, cohort = ({"block": Block((8,))},), np.arange(LANES)
-        state, frame = np.zeros(64, dtype=np.uint8), frame_formats(layout, 1)[0].zeros()[0].numpy()
-        led, ranks = ([direct(MPI.COMM_SELF, 0, leads, n) for n in range(LANES)] for leads in (True, False))
-        topologies, transfers = [Topology((1,), (((n,),),)) for n in range(LANES)], Transfers()
-        made = [Lane(each, pair, layout, LANES, transfers) for each, pair in zip(topologies, led)]
-        lanes = Lanes(made, transfers=transfers)
-
-        def once() -> float:
-            start = time.thread_time()
-            for lane in lanes.all:
-                lane.invite(orders.Command(orders.Op.VISIT, cohort=cohort), [state])
-            used = time.thread_time() - start
-            rooms = [(orders.Command.empty(1, LANES), np.empty_like(state)) for _ in ranks]
-            requests = [
-                request
-                for (control, data), room in zip(ranks, rooms)
-                for request in (*control.down(room[0]), *data.down(room[1]), *data.summed(frame))
-            ]
-            start = time.thread_time()
-            while lanes.those("visiting"):
-                lanes.poll()
-            used += time.thread_time() - start
-            wait(requests)
-            return used / LANES
-
-        return self._best(once, REPEATS)
+        return max(0.0, median(self._times(asleep)) - self._best(self.clients))
 
     # how
 
-    def _few(self) -> tuple[list[int], int]:
-        """Return ranks whose small messages are counted, and how many of each."""
-        ranks = _spread(self.clients, MANY)
-        return ranks, max(1, min(64, MANY // len(ranks)))
+    def _agreed(self, number: float) -> int:
+        """Return, on all ranks, rank 0's whole number."""
+        return int(tell(self.comm, str(int(number))))
 
-    def _each(self, some: Sequence[T], measured: Callable[[T, int], R]) -> list[R]:
-        """Measure one after the other while there is time, and the first in any case.
+    def _times(self, once: Callable[[], float], repeats: int = REPEATS) -> list[float]:
+        """Return the seconds of some repetitions: two, and others while there is time."""
+        seconds = [once(), once()]
+        return seconds + [once() for _ in range(self._agreed(min(repeats - 2, self.share / (min(seconds) + 1e-9))))]
 
-        `measured` is told how many are left, itself included.
+    def _best(self, ranks: Sequence[int], act: Callable[[], list[Any]] = list, repeats: int = REPEATS) -> float:
+        """Return the fewest seconds in which ranks do something, since whatever else a machine does only adds to them.
+
+        `act` begins it at each end: nothing, beside what `_ask` does by itself.
         """
-        found = list[R]()
-        for place, each in enumerate(some):
-            if not found or time.monotonic() < self.until:
-                found.append(measured(each, len(some) - place))
-        return found
+        return min(self._times(partial(self._ask, ranks, act), repeats))
 
-    def _rate(self, op: Op, ranks: Sequence[int], parts: int, lane: int = 0) -> float:
-        """Bytes per second that an order carries to or from all of these ranks together; `parts` as of `_best`.
-
-        Messages grow until one transfer takes long enough, so that neither a slow network nor many ranks hold it up.
-        """
-
-        def transfer(repeats: int) -> float:
-            return self._best(lambda: self._ask(op, ranks, size, lane), repeats, parts)
-
-        end = self._end(parts)
-        empty = self._best(lambda: self._ask(Op.PING, ranks), REPEATS, 4 * parts)
-        most = max(8, min(LARGEST, TOGETHER // len(ranks)) // 8 * 8)
-        size = min(FIRST, most)
-        best = transfer(FEW)
-        while size < most and time.monotonic() < end:
-            if best >= LONG:  # or something else held it up
-                best = min(best, transfer(REPEATS))
-            if best >= LONG:
-                break
-            size = min(4 * size, most)
-            best = transfer(FEW)
-        if time.monotonic() < end:
-            best = min(best, transfer(REPEATS))
-        return len(ranks) * size / max(best - empty, best / 2)
-
-    def _best(self, once: Callable[[], float], repeats: int, parts: int = 1) -> float:
-        """Return the fewest seconds of some repetitions, since whatever else a machine does only adds to them.
-
-        One at least, others while they take less than one of `parts` of the time left.
-        """
-        end = self._end(parts)
-        seconds = [once()]
-        while len(seconds) < repeats and time.monotonic() < end:
-            seconds.append(once())
-        return min(seconds)
-
-    def _end(self, parts: int) -> float:
-        """When one of so many equal parts of what is left of this part's time is over."""
-        now = time.monotonic()
-        return now + max(0.0, self.until - now) / parts
-
-    def _ask(self, op: Op, ranks: Sequence[int], size: int = 0, lane: int = 0) -> float:
-        """Have an order carried out by ranks; return the seconds until all have acknowledged it."""
-        whole = self.room.of(size * len(ranks) if op is Op.GIVE else size)
+    def _ask(self, ranks: Sequence[int], act: Callable[[], list[Any]] = list) -> float:
+        """Have ranks act as rank 0 does; return there the seconds until all have acknowledged it."""
+        order, acks = np.zeros(SMALL, dtype=np.uint8), np.zeros((len(ranks), SMALL), dtype=np.uint8)
+        if self.rank in ranks:
+            wait([self.comm.Irecv(order, 0, ORDER)])
+            wait(act())
+            wait([self.comm.Isend(order, 0, ACK)])
+        if self.rank:
+            return 1.0
         start = time.perf_counter()
-        requests = self._begin(op, ranks, size, lane)
-        if op is Op.TAKE:
-            requests += [self.comm.Isend(whole, rank, DATA) for rank in ranks]
-        elif op is Op.GIVE:
-            parts = whole.reshape(len(ranks), size)
-            requests += [self.comm.Irecv(part, rank, DATA) for part, rank in zip(parts, ranks)]
-        elif op is Op.BROADCAST:
-            requests.append(self.made[lane].Ibcast(whole, 0))
-        elif op is Op.SUM:
-            requests.append(self.made[lane].Ireduce(MPI.IN_PLACE, whole.view(np.float32), MPI.SUM, 0))
-        wait(requests)
+        coming = [self.comm.Irecv(ack, rank, ACK) for ack, rank in zip(acks, ranks)]
+        wait(coming + [self.comm.Isend(order, rank, ORDER) for rank in ranks] + act())
         return time.perf_counter() - start
 
-    def _begin(self, op: Op, ranks: Sequence[int], size: int = 0, lane: int = 0, tag: int = 0) -> list[Any]:
-        """Send an order to ranks and expect their acknowledgements."""
-        order, acks = np.array([op, size, lane, tag], dtype=np.int64), np.zeros((len(ranks), 8), dtype=np.uint8)
-        self._kept = order, acks
-        coming = [self.comm.Irecv(ack, rank, ACK) for ack, rank in zip(acks, ranks)]
-        return coming + [self.comm.Isend(order, rank, ORDER) for rank in ranks]
+    def _moved(self, ranks: Sequence[int], up: bool, count: int, size: int) -> list[Any]:
+        """Begin, at this end, to move so many messages of so many bytes between rank 0 and each of these ranks."""
+        ends = [0] if self.rank else [*ranks]
+        if up == (self.rank == 0):  # they come
+            rows = self.room[: count * len(ends) * size].reshape(-1, size)
+            return [self.comm.Irecv(row, end, DATA) for row, end in zip(rows, count * ends)]
+        rows = self.room[: count * size].reshape(-1, size)
+        return [self.comm.Isend(row, end, DATA) for row in rows for end in ends]
 
-    def _all(self, requests: list[Any]) -> None:
-        """Complete requests that only this thread is waited for: without naps."""
-        while not MPI.Request.Testall(requests):
-            os.sched_yield()
+
+def _look() -> tuple[float, float]:
+    """Seconds of this thread for a look at no request, and for each one that nothing has come for."""
+    rows = np.zeros((REQUESTS, SMALL), dtype=np.uint8)
+    requests = [MPI.COMM_SELF.Irecv(row, 0, DATA) for row in rows]
+
+    def once(some: list[Any]) -> float:
+        start = time.thread_time()
+        MPI.Request.Testsome(some)
+        return time.thread_time() - start
+
+    one, many = (min(once(some) for _ in range(PINGS)) for some in (requests[:1], requests))
+    wait(requests + [MPI.COMM_SELF.Isend(row, 0, DATA) for row in rows.copy()])
+    request = max(0.0, many - one) / (REQUESTS - 1)
+    return max(0.0, one - request), request
+
+
+def _rounds(count: int, numbers: int) -> list[float]:
+    """Play rounds with so many lanes of one rank, all of which lead to this process, and frames of so many numbers.
+
+    Return the seconds of this thread for each lane, its messages included, and those in which frames are added up.
+    """
+    layout, transfers = ({"block": Block((numbers,))},), Transfers()
+    (group,) = frame_formats(layout, 1)
+    frame, state = group.zeros(), np.zeros(64, dtype=np.uint8)
+    group.value(frame, "block").copy_(torch.linspace(-1.0, 1.0, numbers))
+    group.weigh(frame, 0, "block", 0.5)
+    led, ranks = ([direct(MPI.COMM_SELF, 0, leads, n) for n in range(count)] for leads in (True, False))
+    made = [Lane(Topology((1,), (((n,),),)), pair, layout, count, transfers) for n, pair in enumerate(led)]
+    lanes = Lanes(made, transfers=transfers)
+
+    def once() -> tuple[float, float]:
+        start = time.thread_time()
+        for lane in made:
+            lane.invite(Command(Op.VISIT, cohort=np.arange(count)), [state])
+        used, theirs = time.thread_time() - start, list[Any]()
+        for control, data in ranks:
+            theirs += [*control.down(Command.empty(1, count)), *data.down(np.empty_like(state))]
+            theirs += [request for part in frame for request in data.summed(part.numpy())]
+        start = time.thread_time()
+        while lanes.those("visiting"):
+            lanes.poll()
+        used += time.thread_time() - start
+        wait(theirs)
+        start = time.perf_counter()
+        ReceivedSums(layout, count, np.zeros(1), [(lane.visits.pending, 1) for lane in made]).total("block")
+        return used / count, time.perf_counter() - start
+
+    return [min(seconds) for seconds in zip(*(once() for _ in range(REPEATS)))]
 
 
 def _spread(values: Sequence[Any], most: int) -> list[Any]:
     """Return at most so many of them, from first to last."""
-    if len(values) <= most:
-        return list(values)
-    return [values[place * (len(values) - 1) // (most - 1)] for place in range(most)]
+    count = min(most, len(values))
+    return [values[place * (len(values) - 1) // max(1, count - 1)] for place in range(count)]
 
 
 def _middle(rates: Sequence[Rates]) -> Rates:
@@ -488,40 +336,34 @@ def _middle(rates: Sequence[Rates]) -> Rates:
 
 def table(network: Network) -> Any:
     """Return it as a table of `rich`."""
-    costs, hosts = network.costs, len(network.hosts)
+    costs, clients, hosts = network.costs, network.ranks - 1, len(network.hosts)
     title = f"{network.mpi} · {network.ranks} ranks on {hosts} host{'s' * (hosts > 1)} · {network.date}"
-    links = {"within the server's host": costs.within, "between hosts": costs.between}
-    shown = {name: link for name, link in links.items() if link is not None}
-    found = Table("", *shown, title=title, title_justify="left")
-    found.add_row("latency, µs", *(f"{link.latency * 1e6:.3g}" for link in shown.values()))
-    rows = {
-        "one rank alone": "alone",
-        "the ranks of one host at once": "host",
-        "all these ranks at once": "server",
-        "a lane, per level of its tree": "tree",
-    }
-    for name, what in rows.items():
-        found.add_row(f"{name}, GB/s down · up", *(_shown(getattr(link, what)) for link in shown.values()))
-    empty = [""] * (len(shown) - 1)
+    places = {"within the server's host": costs.within, "between hosts": costs.between}
+    links = {place: link for place, link in places.items() if link is not None}
+    found = Table("", *links, title=title, title_justify="left")
+    found.add_row("latency, µs", *(_shown(1e6, link.latency) for link in links.values()))
+    found.add_row("one rank alone, GB/s down · up", *(_speeds(link.alone) for link in links.values()))
+    found.add_row("the ranks of one host at once, GB/s down · up", *(_speeds(link.host) for link in links.values()))
+    found.add_row("all these ranks at once, GB/s down · up", *(_speeds(link.server) for link in links.values()))
+    found.add_row("a lane, per level of its tree, GB/s down · up", *(_speeds(link.tree) for link in links.values()))
     for place, rates in network.trees.items():
-        found.add_row(f"{PLACES[place]}, GB/s broadcast · sum, each rank", _shown(rates), *empty)
-    clients = network.ranks - 1
-    looks = " · ".join(f"{look_seconds(costs, count) * 1e6:.3g}" for count in (clients, 1000))
-    server = {
-        "the server, per message sent · received, µs": f"{costs.sent * 1e6:.3g} · {costs.received * 1e6:.3g}",
-        "the server, per lane beside messages, µs": f"{costs.lane * 1e6:.3g}",
-        "until the last rank that sleeps looks, µs": f"{costs.wake * 1e6:.3g}",
-        f"a look at {clients} requests · at 1000, µs": looks,
-        "sums of frames, GB/s": f"{costs.sums / 1e9:.3g}",
-        "measured in · load per core": f"{network.seconds:.1f} s · {network.load:.1f}",
-    }
-    for name, text in server.items():
-        found.add_row(name, text, *empty)
+        found.add_row(f"{PLACES[place]}, GB/s broadcast · sum, each rank", _speeds(rates))
+    looks = [look_seconds(costs, count) for count in (clients, 1000)]
+    found.add_row("the server, per message sent · received, µs", _shown(1e6, costs.sent, costs.received))
+    found.add_row("the server, per lane beside messages, µs", _shown(1e6, costs.lane))
+    found.add_row("until the last rank that sleeps looks, µs", _shown(1e6, costs.wake))
+    found.add_row(f"a look at {clients} requests · at 1000, µs", _shown(1e6, *looks))
+    found.add_row("sums of frames, GB/s", _shown(1e-9, costs.sums))
+    found.add_row("measured in · load per core", f"{network.seconds:.1f} s · {network.load:.1f}")
     return found
 
 
-def _shown(rates: Rates) -> str:
-    return f"{rates.down / 1e9:.3g} · {rates.up / 1e9:.3g}"
+def _shown(unit: float, *figures: float) -> str:
+    return " · ".join(f"{figure * unit:.3g}" for figure in figures)
+
+
+def _speeds(rates: Rates) -> str:
+    return _shown(1e-9, rates.down, rates.up)
 
 
 def document(network: Network) -> dict[str, Any]:

@@ -195,16 +195,15 @@ def levels(ranks: int) -> int:
 def one_way(costs: Costs, layout: Layout, nbytes: float, messages: int, up: bool) -> float:
     """Seconds until every lane of a layout has carried so many bytes, in so many messages: down, or `up`."""
     k, overhead = levels(layout.ranks), costs.received if up else costs.sent
-    latency, rank, host, server = 0.0, 0.0, 0.0, 0.0
-    for lanes, link in ((layout.within, costs.within), (layout.between, costs.between)):
+    latency, slowest, server = 0.0, 0.0, 0.0
+    for lanes, copies, link in ((layout.within, 0, costs.within), (layout.between, layout.per_host, costs.between)):
         if lanes:
             assert link is not None, "a layout reaches a place that was not measured"
             latency = max(latency, link.latency)
-            rank = max(rank, k * nbytes / _rate(link.alone if layout.ranks == 1 else link.tree, up))
+            rank = k * nbytes / _rate(link.alone if layout.ranks == 1 else link.tree, up)
+            slowest = max(slowest, rank, copies * nbytes / _rate(link.host, up))
             server += lanes * k * nbytes / _rate(link.server, up)
-    if layout.between and costs.between is not None:
-        host = layout.per_host * nbytes / _rate(costs.between.host, up)
-    return k * latency + layout.lanes * k * messages * overhead + max(rank, host, server)
+    return k * latency + layout.lanes * k * messages * overhead + max(slowest, server)
 
 
 def predict(costs: Costs, layout: Layout, load: Load) -> Prediction:
@@ -229,17 +228,14 @@ def layout(ranks: int, per_host: int, width: int | str) -> Layout:
     """
     clients, here = ranks - 1, min(per_host, ranks) - 1
     away = clients - here
-    if width == 1:
-        return Layout(1, 1, here, away, min(per_host, away))
+    other = min(per_host, away)  # ranks of another host
     if width == "node":
-        hosts, widest = -(-away // per_host), max(here, min(per_host, away))
-        return Layout("node", widest, int(here > 0), hosts, levels(min(per_host, away)))
+        return Layout("node", max(here, other), int(here > 0), -(-away // per_host), levels(other))
     if width == "all":
         return Layout("all", clients, int(not away), int(away > 0), min(1, away))
     lanes, step = -(-clients // int(width)), int(width)
     within = here // step if away else lanes
-    copies = levels(step) * -(-min(per_host, away) // step)
-    return Layout(step, step, within, lanes - within, copies)
+    return Layout(step, step, within, lanes - within, levels(step) * -(-other // step))
 
 
 def fits(mpi: str, layout: Layout) -> bool:
@@ -268,21 +264,17 @@ def two_levels(costs: Costs, ranks: int, per_host: int, load: Load, fan_out: int
     """
     hosts = -(-ranks // per_host)
     children = min(fan_out, hosts - 1)
-    depth, reached = 0, 0
-    while reached < hosts - 1:
+    depth = 0
+    while sum(fan_out**level for level in range(1, depth + 1)) < hosts - 1:
         depth += 1
-        reached += fan_out**depth
-    inside = layout(min(per_host, ranks), ranks, 1)
-    above = Layout(1, 1, 0, children, 1)
+    inside, above = layout(min(per_host, ranks), ranks, 1), Layout(1, 1, 0, children, 1)
     down = one_way(costs, inside, load.state, load.down, up=False) + (1 + depth) * costs.wake  # leaders sleep too
+    down += depth * one_way(costs, above, load.state, load.down, up=False)
     up = one_way(costs, inside, load.frame, load.up, up=True) * load.turns
+    up += depth * one_way(costs, above, load.summed, load.up, up=True)
     sums = load.turns * (inside.lanes + (depth > 0)) * load.frame / costs.sums  # a leader's own frame too
-    if depth:
-        down += depth * one_way(costs, above, load.state, load.down, up=False)
-        up += depth * one_way(costs, above, load.summed, load.up, up=True)
-        sums += depth * children * load.summed / costs.sums
-    requests = max(inside.lanes, children) * load.up
-    looks = LOOKS * (1 + load.turns + 2 * depth) * look_seconds(costs, requests)
+    sums += depth * children * load.summed / costs.sums
+    looks = LOOKS * (1 + load.turns + 2 * depth) * look_seconds(costs, max(inside.lanes, children) * load.up)
     return Prediction(down, up, sums, looks)
 
 

@@ -17,7 +17,7 @@ from hpcfl.realtime.frames import frame_formats
 from hpcfl.realtime.orders import Command
 from hpcfl.sums.packing import Packing
 
-SHORT: dict[int | str, str] = {1: "per rank", "node": "per node", "all": "one lane"}
+SHORT: dict[int | str, str] = {1: "per rank", "node": "per node", "all": "one lane", TWO_LEVEL: "two levels"}
 BUSY = 1.0
 """Load per core beyond which a measurement is doubted."""
 NEAR = 1.1
@@ -45,9 +45,8 @@ class Like:
         network = read(file)
         like = cls(network, ranks, per_host or network.per_host)
         if ranks > like.per_host and network.costs.between is None:
-            hosts = f"{ranks} ranks are on {like.hosts[-1] + 1} hosts with {like.per_host} on each"
-            hint = f"did you mean --per-host {ranks}?"
-            raise UsageError(f"--like '{file}': was measured within one host, and {hosts}; {hint}")
+            what = f"within one host, and {ranks} ranks are on {like.hosts[-1] + 1} hosts with {like.per_host} on each"
+            raise UsageError(f"--like '{file}': was measured {what}; did you mean --per-host {ranks}?")
         if like.per_host > 1 and network.costs.within is None:
             what = f"with the server alone on its host, not with {like.per_host} ranks"
             raise UsageError(f"--like '{file}': was measured {what}; did you mean --per-host 1?")
@@ -76,32 +75,31 @@ def facts(job: Job, like: Like) -> Iterator[tuple[str, str]]:
     if rules.by_arrivals:
         yield "a round", "not predicted: arrivals end rounds, whose visits overlap"
         return
-    cohort = job.planner.attempt(0).cohort
+    cohort, names = job.planner.attempt(0).cohort, [str(host) for host in like.hosts]
+    alone = loaded(job, lane_topologies(1, names, job.chunks), cohort)
+    each = f"{alone.state} bytes down and {alone.frame} up for each lane and turn"
+    yield "a round", f"{_count(len(cohort), 'visit')}, {each}, computing left out; no two parts overlap"
     predicted: list[tuple[Layout, Prediction]] = []
-    for layout in layouts(like.ranks, like.per_host, network.mpi):
-        lanes = lane_topologies(layout.width, [str(host) for host in like.hosts], job.chunks)
-        load, active = loaded(job, lanes, cohort), taking_part(layout, lanes, cohort, like.hosts)
-        if layout.width == 1:
-            each = f"{load.state} bytes down and {load.frame} up for each lane and turn"
-            yield "a round", f"{_count(len(cohort), 'visit')}, {each}, computing left out; no two parts overlap"
-            levels = two_levels(network.costs, like.ranks, like.per_host, load, job.config.fan_out)
+    leaders = [Layout(TWO_LEVEL, 1, 0, hosts, 1)] if hosts > 1 else []
+    for layout in layouts(like.ranks, like.per_host, network.mpi) + leaders:
+        name = SHORT.get(layout.width, f"lanes of {layout.width}")
         if refused := _refused(job, layout, network.mpi):
-            yield _name(layout), refused
+            yield name, refused
             continue
-        predicted.append((layout, predict(network.costs, active, load)))
-        yield _name(layout), _told(predicted[-1][1])
-    if hosts > 1:
-        layout = Layout(TWO_LEVEL, 1, 0, hosts, 1)
-        refused = _refused(job, layout, network.mpi)
-        yield "two levels", refused or _told(levels)
-        predicted += [] if refused else [(layout, levels)]
+        if layout.width == TWO_LEVEL:
+            seconds = two_levels(network.costs, like.ranks, like.per_host, alone, job.config.fan_out)
+        else:
+            lanes = lane_topologies(layout.width, names, job.chunks)
+            active = taking_part(layout, lanes, cohort, like.hosts)
+            seconds = predict(network.costs, active, loaded(job, lanes, cohort))
+        predicted.append((layout, seconds))
+        yield name, _told(seconds)
     yield from _choice(job, predicted)
 
 
 def loaded(job: Job, lanes: Sequence[Topology], cohort: Ints) -> Load:
     """Return what a round with this cohort carries on the lanes that take part, at most."""
-    busy = [(lane, len(lane.turns(cohort, job.together))) for lane in lanes]
-    busy = [(lane, turns) for lane, turns in busy if turns]
+    busy = [(lane, turns) for lane in lanes if (turns := len(lane.turns(cohort, job.together)))]
     widest, most = max(len(lane.ranks) for lane, _ in busy), max(lane.most(job.together) for lane, _ in busy)
     sizes = [part for group in frame_formats(job.layout, widest, most) for part in group.sizes()]
     state = Packing(job.algorithm.init_server(job.task))
@@ -118,8 +116,7 @@ def loaded(job: Job, lanes: Sequence[Topology], cohort: Ints) -> Load:
 
 def taking_part(layout: Layout, lanes: Sequence[Topology], cohort: Ints, hosts: Sequence[int]) -> Layout:
     """Return the same layout with the lanes alone that host anybody of a cohort."""
-    invited = set(cohort.tolist())
-    busy = [lane for lane in lanes if not invited.isdisjoint(lane.clients.tolist())]
+    busy = [lane for lane in lanes if lane.turns(cohort, together=True)]
     within = sum(hosts[lane.ranks[-1]] == 0 for lane in busy)
     between = len(busy) - within
     copies = -(-layout.per_host * between // max(1, layout.between))
@@ -150,13 +147,9 @@ def _choice(job: Job, predicted: Sequence[tuple[Layout, Prediction]]) -> Iterato
     why = "the narrowest lanes that take at most a tenth longer than the fastest"
     if early:
         why = "rounds close before the last visit, and ranks that share a lane wait for each other"
-    yield "choose", f"lane_width = {layout.width if isinstance(layout.width, int) else repr(layout.width)}: {why}"
+    yield "choose", f"lane_width = {layout.width!r}: {why}"
     if isinstance(rules.bound, float) and best.total > rules.bound:
         yield "warning", f"deadline: messages alone take {best.total:.3g} s of the {rules.bound:g} s of a round"
-
-
-def _name(layout: Layout) -> str:
-    return SHORT.get(layout.width, f"lanes of {layout.width}")
 
 
 def _told(prediction: Prediction) -> str:
