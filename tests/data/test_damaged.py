@@ -252,10 +252,14 @@ TEXTS: dict[str, tuple[str, bytes, str]] = {
     "a word without end": ("glove", b"good " + b"0" * 2**20 + b"\n", "line 1 has 1048576 characters or more"),
     "no UTF-8": ("glove", b"good 1.0\n\xff\xfe 2\n", "truncated or damaged, expected text in UTF-8"),
     "a number of 5000": ("speeds.csv", b"client,seconds\n0,%b\n" % (b"9" * 5000), "line 2: seconds is inf, expected"),
-    "a word of 5000": ("speeds.csv", b"client,seconds\n0,%b\n" % (b"x" * 5000), "line 2: seconds is 'xxxxx"),
-    "a column of 5000": ("speeds.csv", b"client,%b\n0,1\n" % (b"x" * 5000), "unknown column 'xxxxx"),
+    "a word of 5000": (
+        "speeds.csv",
+        b"client,seconds\n0,%b\n" % (b"x" * 5000),
+        "line 2: expected numbers for client,seconds, got '0,xxxxx",
+    ),
+    "a column of 5000": ("speeds.csv", b"client,%b\n0,1\n" % (b"x" * 5000), "round,client,depth, got client,xxxxx"),
     "a client beyond": ("speeds.csv", b"client,seconds\n9223372036854775807,1\n", "client is 9.22337e+18, expected"),
-    "a line in between": ("speeds.csv", b"client,seconds\n0,1\n\n1,1\n", "line 3 has 0 values, expected 2"),
+    "a line in between": ("speeds.csv", b"client,seconds\n0,1\n\n1,1\n", "line 3 is empty, expected a row in each"),
 }
 
 
