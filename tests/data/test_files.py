@@ -119,7 +119,7 @@ def test_labels_and_files_of_cifar_are_checked(tmp_path):
     content = bytearray(records(0, 100))
     content[4 * 3074 + 1] = 100
     (home / "test.bin").write_bytes(content)
-    refused_by_all(Cifar100(), tmp_path, "test.bin", "label 100 of sample 4, expected 0 to 99")
+    refused_by_all(Cifar100(), tmp_path, "test.bin", "sample 4 holds 100, expected a label of 0 to 99")
     (home / "train.bin").unlink()
     refused_by_all(Cifar100(), tmp_path, "train.bin", "no such file")
 
@@ -154,7 +154,7 @@ def test_letters_count_from_1(tmp_path):
     assert section.check(2, tmp_path).classes == 26
     assert np.array_equal(section.load(0, tmp_path).train_labels, np.arange(60) % 26)
     emnist(tmp_path, "letters", np.arange(60) % 26)
-    refused_by_all(section, tmp_path, "train-labels-idx1-ubyte", "label 0 of sample 0, expected 1 to 26")
+    refused_by_all(section, tmp_path, "train-labels-idx1-ubyte", "sample 0 holds 0, expected a label of 1 to 26")
 
 
 def test_only_the_first_classes_are_used(tmp_path):
@@ -180,7 +180,9 @@ def test_the_files_of_the_split_are_named(tmp_path):
     emnist(tmp_path, "balanced", np.arange(60) % 47)
     refused_by_all(Emnist(split="mnist"), tmp_path, "emnist-mnist-train-images-idx3-ubyte.gz")
     emnist(tmp_path, "balanced", np.arange(60))
-    refused_by_all(Emnist(), tmp_path, "emnist-balanced-train-labels", "label 47 of sample 47, expected 0 to 46")
+    refused_by_all(
+        Emnist(), tmp_path, "emnist-balanced-train-labels", "sample 47 holds 47, expected a label of 0 to 46"
+    )
 
 
 def test_mnist32_is_mnist_with_a_black_edge_in_three_colours(tmp_path):
@@ -554,12 +556,12 @@ def test_too_few_users_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("vectors", "said"),
     [
-        ({}, "has no word vectors"),
+        ({}, "vocabulary mismatch, none of the 6 words"),
         ({"good": [1.0, 2.0], "day": [1.0]}, "line 2 has 1 values, expected 2 as in line 1"),
         ({"4": [2], "good": [1.0, 2.0]}, "line 2 has 2 values, expected 1 as in line 1"),
         ({"a": [2], "good": ["1.0x"]}, "line 2 ('good'): expected a word and finite numbers"),
         ({"a": [2], "good": ["nan"]}, "line 2 ('good'): expected a word and finite numbers"),
-        ({"word": []}, "line 1 ('word'): expected a word and finite numbers"),
+        ({"good": []}, "line 1 ('good'): expected a word and finite numbers"),
         ({"Good": [1.0], "Day": [2.0]}, "vocabulary mismatch, none of the 6 words"),
     ],
 )
