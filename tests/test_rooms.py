@@ -77,8 +77,8 @@ def test_a_file_is_found_by_its_name() -> None:
     }
 
 
-LAZY = {"mpi4py", "pandas", "torch", "xarray"}
-"""What `hpcfl.base.lazy` loads when it is used."""
+LAZY = {"mpi4py", "pandas", "sklearn", "torch", "xarray"}
+"""What is loaded when it is used, see `hpcfl.base.lazy`."""
 UNLOADED = """
 import sys
 from importlib import import_module

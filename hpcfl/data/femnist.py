@@ -1,20 +1,17 @@
-"""FEMNIST (Caldas et al. 2018): EMNIST's images by their writers, from LEAF's JSON files.
-
-Rows of pixels are arrays as soon as they are read: as lists of Python they take eight times the memory.
-"""
+"""FEMNIST (Caldas et al. 2018): EMNIST's images by their writers, from LEAF's JSON files."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections import deque
+import reprlib
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
-from pydantic import Field
+from pydantic import FailFast, Field, ValidationError
 
-from hpcfl.base.errors import UsageError, check_within, refusal
+from hpcfl.base.config import ConfigBase
+from hpcfl.base.errors import VALUE, UsageError, check_within, cut, refusal
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Ints
 from hpcfl.data.base import Features, Header, Scale, Source, check_clients, check_order
@@ -23,11 +20,30 @@ from hpcfl.data.partition import Parts, follow, iid, keep, shards
 from hpcfl.data.pooled import Pool, PooledFederation
 
 CLASSES, SIDE = 62, 28
-KEYS = {"users": list, "num_samples": list, "user_data": dict}
-VALUE = 4 << 20
-"""Bytes of text that a list of numbers may have, such as the labels of a user."""
-TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|\[[^"\[\]{}]*\]', re.DOTALL)
-"""A string, or a list of neither strings nor lists nor objects."""
+M = TypeVar("M", bound=ConfigBase)
+Label = Annotated[int, Field(ge=0, lt=CLASSES)]
+Pixel = Annotated[float, Field(ge=0, le=1)]
+Row = Annotated[list[Pixel], Field(min_length=SIDE * SIDE, max_length=SIDE * SIDE), FailFast()]
+
+
+class Leaf(ConfigBase, extra="ignore"):
+    """What a file holds; a user's data are looked at one by one, so that one error is all that is made of them."""
+
+    users: Annotated[list[str], FailFast()]
+    """Names, in the order in which the users come."""
+    num_samples: Annotated[list[int], FailFast()]
+    """How many samples each of them has."""
+    user_data: dict[str, Any]
+    """What `LeafUser` describes, by name."""
+
+
+class LeafUser(ConfigBase, extra="ignore"):
+    """One user's samples in a file."""
+
+    x: Annotated[list[Row], FailFast()]
+    """Pixels of each sample, from 0 to 1."""
+    y: Annotated[list[Label], FailFast()]
+    """Label of each sample."""
 
 
 class User(NamedTuple):
@@ -108,7 +124,7 @@ class Femnist(Source):
         if self.imbalance and self.samples is None:
             raise refusal("data.samples", f"the least that a client keeps, for data.imbalance = {self.imbalance}", None)
         home = folder(self.name, data_dir, "femnist/data", "femnist")
-        train, test = (read_leaf(home / part, SIDE * SIDE, CLASSES) for part in ("train", "test"))
+        train, test = (read_leaf(home / part) for part in ("train", "test"))
         if not self.merge and train.keys().isdisjoint(test):
             raise UsageError(f"{home / 'test'}: none of its users is in train/; expected LEAF's split by sample")
         nobody = User(np.zeros((0, SIDE * SIDE), dtype=np.float32), np.zeros(0, dtype=np.int64))
@@ -136,11 +152,10 @@ class Femnist(Source):
         return kept
 
 
-def read_leaf(folder: Path, length: int, classes: int) -> dict[str, User]:
+def read_leaf(folder: Path) -> dict[str, User]:
     """Return the users of all JSON files of a folder, in order of the files' names and lists.
 
     A file holds ``users``, ``num_samples`` in the same order, and ``user_data: {user: {"x": [...], "y": [...]}}``.
-    A sample has `length` numbers and a label ``0 .. classes - 1``.
     UsageError names the file and the user where one is malformed.
     """
     paths = sorted(folder.glob("*.json"))
@@ -148,75 +163,29 @@ def read_leaf(folder: Path, length: int, classes: int) -> dict[str, User]:
         raise UsageError(f"{folder}: has no files *.json")
     users: dict[str, User] = {}
     for path in paths:
-        with reading(path, "JSON", ValueError, RecursionError, IndexError):
-            content = parsed(path.read_bytes(), length)
-        if not isinstance(content, dict):
-            raise UsageError(f"{path}: holds a {type(content).__name__}, expected an object with {', '.join(KEYS)}")
-        for key, kind in KEYS.items():
-            if not isinstance(content.get(key), kind):
-                raise UsageError(f"{path}: '{key}' is missing or no {kind.__name__}; expected {', '.join(KEYS)}")
-        if (names := len(content["users"])) != (sizes := len(content["num_samples"])):
+        with reading(path, "JSON", ValueError, RecursionError):
+            content = json.loads(path.read_bytes())
+        leaf = _valid(Leaf, content, str(path))
+        if (names := len(leaf.users)) != (sizes := len(leaf.num_samples)):
             raise UsageError(f"{path}: {names} users, but {sizes} entries in 'num_samples'")
-        if not all(isinstance(name, str) for name in content["users"]):
-            raise UsageError(f"{path}: 'users' holds other things than names")
-        for name, size in zip(content["users"], content["num_samples"]):
-            where = f"{path}: user {_short(name)}"
+        for name, size in zip(leaf.users, leaf.num_samples):
+            where = f"{path}: user {cut(repr(name), VALUE)}"
             if name in users:
                 raise UsageError(f"{where}: comes a second time")
-            data = content["user_data"].pop(name, None)
-            x, y = (data.get(key) if isinstance(data, dict) else None for key in ("x", "y"))
-            if not isinstance(x, list) or not isinstance(y, list):
-                raise UsageError(f"{where}: expected lists 'x' and 'y' in 'user_data'")
-            if len(x) != len(y):
-                raise UsageError(f"{where}: {len(x)} samples in 'x', but {len(y)} labels in 'y'")
-            for i, label in enumerate(y):
-                if type(label) is not int or not 0 <= label < classes:
-                    expected = f"an integer 0 to {classes - 1}"
-                    raise UsageError(f"{where}: label {_short(label)} of sample {i}, expected {expected}")
-            rows = [_row(f"{where}: sample {i}", row, length) for i, row in enumerate(x)]
-            features = np.array(rows, dtype=np.float32).reshape(-1, length)
-            users[name] = User(features, np.array(y, dtype=np.int64))
-            if type(size) is not int:
-                raise UsageError(f"{where}: num_samples is {_short(size)}, expected an integer")
-            if size != len(y):
-                raise UsageError(f"{where}: {len(y)} samples, but num_samples says {_short(size)}")
+            found = _valid(LeafUser, leaf.user_data.pop(name, None), where)
+            if not len(found.x) == len(found.y) == size:
+                counts = f"{len(found.x)} samples in 'x', {len(found.y)} labels in 'y'"
+                raise UsageError(f"{where}: {counts}, but num_samples says {cut(str(size), VALUE)}")
+            features = np.array(found.x, dtype=np.float32).reshape(-1, SIDE * SIDE)
+            users[name] = User(features, np.array(found.y, dtype=np.int64))
     return users
 
 
-def parsed(content: bytes, length: int) -> Any:
-    """Return what a text in JSON says, lists of so many numbers as float32 arrays; ValueError where it is no JSON.
-
-    These are taken out one by one before all the rest is parsed.
-    """
-    lists = deque[Any]()
-
-    def taken(found: re.Match[bytes]) -> bytes:
-        text = found[0]
-        if text.startswith(b'"'):
-            return text
-        if len(text) > VALUE:
-            raise ValueError(f"a value of {len(text)} bytes, expected at most {VALUE}")
-        values = json.loads(text)
-        real = len(values) == length and {float} <= set(map(type, values)) <= {int, float}  # not labels
-        fits = real and min(values) >= 0 and max(values) <= 1  # all else is told of as it is
-        lists.append(np.array(values, dtype=np.float32) if fits else values)
-        return b"NaN"
-
-    return json.loads(TOKEN.sub(taken, content), parse_constant=lambda _: lists.popleft())
-
-
-def _short(value: Any) -> str:
-    """Return what a file says such that it fits into a line."""
-    return f"a {type(value).__name__}" if isinstance(value, (list, dict)) else repr(value)[:40]
-
-
-def _row(where: str, row: Any, length: int) -> Features:
-    size = len(row) if isinstance(row, list | np.ndarray) else 0
-    if size != length:
-        raise UsageError(f"{where} has {size} values, expected {length}")
-    if isinstance(row, list) and (odd := [value for value in row if type(value) not in (int, float)]):
-        raise UsageError(f"{where} holds {_short(odd[0])}, expected numbers")
-    low, high = (min(row), max(row)) if isinstance(row, list) else (row.min().item(), row.max().item())
-    if not (low >= 0 and high <= 1) or np.isnan(values := np.asarray(row, dtype=np.float32)).any():
-        raise UsageError(f"{where} has values from {_short(low)} to {_short(high)} or NaN, expected 0 to 1")
-    return values
+def _valid(model: type[M], content: Any, where: str) -> M:
+    """Return what a part of a file says; UsageError tells what is wrong first."""
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+    place = "".join(f"{part}: " for part in first["loc"])
+    raise UsageError(f"{where}: {place}{first['msg']}, got {cut(reprlib.repr(first['input']), VALUE)}")

@@ -10,7 +10,6 @@ the file itself: links to other names, external storage and virtual data sets of
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from math import floor
 from pathlib import Path
 from typing import Literal
@@ -46,14 +45,14 @@ class Hdf5Federation(Federation):
         kept = None if self.kept is None else self.kept[i]
         with hdf5_file.opened(self.path) as file:
             both = self.contents.train[i], self.contents.test[i]
-            train, test = (hdf5_file.read(file, hdf5_file.unchanged(file, part), kept, self.scale) for part in both)
+            train, test = (hdf5_file.read(file, part, kept, self.scale) for part in both)
         return ClientData(*train, *test)
 
     def server_test(self) -> Samples | None:
         if self.contents.server is None:
             return None
         with hdf5_file.opened(self.path) as file:
-            return hdf5_file.read(file, hdf5_file.unchanged(file, self.contents.server), None, self.scale)
+            return hdf5_file.read(file, self.contents.server, None, self.scale)
 
 
 class Hdf5(Pooled):
@@ -123,8 +122,7 @@ class Hdf5(Pooled):
         with hdf5_file.opened(path) as file:
             stored = [hdf5_file.dataset(file, f"{part.group}/features") for part in contents.parts]
             raw = all(features.dtype == np.uint8 for features in stored)
-            read = partial(hdf5_file.features_of, kept=None, scale=self.reading)
-            x: list[Pixels] = [features[()] if raw else read(features) for features in stored]
+            x: list[Pixels] = [each[()] if raw else hdf5_file.features_of(each, self.reading) for each in stored]
             y = [hdf5_file.labels_of(file, part.group) for part in contents.parts]
         test, tests = (x[1], y[1]) if len(x) > 1 else (x[0][:0], y[0][:0])
         return Pool(x[0], y[0], test, tests, PEAK if raw else 0, self.labels or contents.classes)

@@ -9,7 +9,6 @@ import gzip
 import math
 import zlib
 from dataclasses import replace
-from io import BufferedIOBase
 from pathlib import Path
 from typing import Literal
 
@@ -20,12 +19,11 @@ from pydantic import Field
 from hpcfl.base.errors import UsageError, check_within
 from hpcfl.base.types import Ints
 from hpcfl.data.base import Pixels
-from hpcfl.data.formats.files import check_labels, check_unpacked, folder, reading
+from hpcfl.data.formats.files import check_labels, folder, reading, unpacked
 from hpcfl.data.pooled import Pool, Pooled
 
 CLASSES = {"balanced": 47, "byclass": 62, "bymerge": 47, "digits": 10, "letters": 26, "mnist": 10}
 SIDE, PEAK = 28, 255
-PART = 1 << 16  # bytes
 
 
 class Mnist(Pooled):
@@ -104,31 +102,19 @@ def read_pair(folder: Path, part: str, side: int, classes: int, first: int = 0) 
 
 def read_idx(path: Path, ndim: int) -> NDArray[np.uint8]:
     """Return the bytes, in as many dimensions as there should be; UsageError if the file is not sound."""
-    with reading(path, "a whole IDX file", zlib.error, ValueError), path.open("rb") as file:
-        zipped = file.peek(2)[:2] == b"\x1f\x8b"  # not by suffix: browsers unpack downloads and leave the name
-        source: BufferedIOBase = gzip.GzipFile(fileobj=file) if zipped else file
-        start, size = 4 + 4 * ndim, path.stat().st_size
-        header = source.read(start)
-        if len(header) < start:
-            raise UsageError(f"{path}: truncated, {len(header)} bytes; the header alone takes {start}")
-        if header[:4] != bytes((0, 0, 8, ndim)):
-            kind = {1: "labels", 3: "images"}[ndim]
-            raise UsageError(f"{path}: magic number 0x{header[:4].hex()}, expected 0x000008{ndim:02x} (IDX {kind})")
-        sizes = np.frombuffer(header, dtype=">u4", offset=4).tolist()
-        expected = start + math.prod(sizes)
-        if zipped:
-            check_unpacked(str(path), expected, size)
-        elif size != expected:
-            raise UsageError(f"{path}: {_wrong(size, expected)}, {size} bytes; its header says {expected}")
-        values, count = np.empty(expected - start, dtype=np.uint8), 0
-        # a part at a time: gzip unpacks as much as it is asked for, and copies it
-        while count < len(values) and (got := source.readinto(values[count : count + PART].data)):
-            count += got
-        there = start + count + len(source.read(1))
-        if there != expected:
-            raise UsageError(f"{path}: {_wrong(there, expected)}, at least {there} bytes; its header says {expected}")
-        return values.reshape(sizes)
-
-
-def _wrong(size: int, expected: int) -> str:
-    return "truncated" if size < expected else "too long"
+    with reading(path, "a whole IDX file", zlib.error), path.open("rb") as file:
+        if file.peek(2)[:2] == b"\x1f\x8b":  # not by suffix: browsers unpack downloads and leave the name
+            content = np.frombuffer(unpacked(path, gzip.GzipFile(fileobj=file)), np.uint8)
+        else:
+            content = np.fromfile(file, np.uint8)
+    head, values = np.split(content, [4 + 4 * ndim])
+    if len(head) < 4 + 4 * ndim:
+        raise UsageError(f"{path}: truncated, {len(head)} bytes; the header alone takes {4 + 4 * ndim}")
+    if (magic := head[:4].tobytes()) != bytes((0, 0, 8, ndim)):
+        kind = {1: "labels", 3: "images"}[ndim]
+        raise UsageError(f"{path}: magic number 0x{magic.hex()}, expected 0x000008{ndim:02x} (IDX {kind})")
+    sizes = head[4:].view(">u4").tolist()
+    if len(content) != (expected := len(head) + math.prod(sizes)):
+        wrong = "truncated" if len(content) < expected else "too long"
+        raise UsageError(f"{path}: {wrong}, {len(content)} bytes; its header says {expected}")
+    return values.reshape(sizes)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from hpcfl.base.errors import UsageError, listed, refusal
 from hpcfl.base.types import Floats, Ints
 from hpcfl.data.base import check_clients
+from hpcfl.data.formats.files import check_all
 from hpcfl.data.formats.hdf5_file import client_ids, dataset, linked, opened
 
 Parts = list[Ints]
@@ -272,10 +273,7 @@ def _indices(file: h5py.File, name: str, size: int) -> Ints:
     if len(data) > size:  # of any size: nothing is read
         raise UsageError(f"{where} has {len(data)} indices, expected at most {size}, each once, of {pool}")
     values = data[()]
-    wrong = np.flatnonzero((values < 0) | (values >= size))
-    if wrong.size:
-        place = wrong[0]
-        raise UsageError(f"{where}: index {values[place]} at place {place}, expected 0 to {size - 1} of {pool}")
+    check_all(where, values, (values >= 0) & (values < size), f"0 to {size - 1} of {pool}", "place")
     held: Ints = values.astype(np.int64)
     if (twice := _repeated(held)) is not None:
         raise UsageError(f"{where} names sample {twice} twice, expected each index once")
@@ -284,6 +282,5 @@ def _indices(file: h5py.File, name: str, size: int) -> Ints:
 
 def _repeated(values: Ints) -> int | None:
     """Return the least value that occurs more than once, None where there is none."""
-    ordered = np.sort(values)
-    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
-    return int(repeated[0]) if repeated.size else None
+    known, counts = np.unique(values, return_counts=True)
+    return next(iter(known[counts > 1].tolist()), None)

@@ -119,25 +119,21 @@ def read_glove(path: Path, words: Collection[str]) -> dict[str, Features]:
 
     A line is a word and its numbers, as many as in the first line. UsageError also if none of the words is there.
     """
-    dim, vectors = 0, {}
+    dim, vectors = 0, dict[str, Features]()
     # only a line feed ends a line: words may hold what Unicode counts as line ends
     with opened_lines(path, "text in UTF-8", "utf-8", "\n") as found:
         for number, line in enumerate(found, start=1):
-            word, _, values = line.rstrip(" \r\n").partition(" ")
-            count = values.count(" ") + 1 if values else 0
-            dim = count if number == 1 else dim
-            if count != dim:
-                raise UsageError(f"{path}: line {number} has {count} values, expected {dim} as in line 1")
-            if number == 1 or word in words:
+            word, *numbers = line.rstrip(" \r\n").split(" ")
+            dim = len(numbers) if number == 1 else dim
+            if len(numbers) != dim:
+                raise UsageError(f"{path}: line {number} has {len(numbers)} values, expected {dim} as in line 1")
+            if word in words:
                 try:
-                    vectors[word] = np.array([float(value) for value in values.split(" ")], dtype=np.float32)
+                    vectors[word] = np.array(numbers, dtype=np.float64).astype(np.float32)
                 except ValueError:
                     vectors[word] = np.full(1, np.nan, dtype=np.float32)
-                if not np.isfinite(vectors[word]).all():
+                if not numbers or not np.isfinite(vectors[word]).all():
                     raise UsageError(f"{path}: line {number} ({word[:40]!r}): expected a word and finite numbers")
-    if not dim:
-        raise UsageError(f"{path}: has no word vectors, expected lines of a word and its numbers")
-    vectors = {word: vector for word, vector in vectors.items() if word in words}
     if not vectors:
         raise UsageError(f"{path}: vocabulary mismatch, none of the {len(words)} words of the texts has a vector")
     return vectors

@@ -62,7 +62,7 @@ def _written(federation: Federation, source: Source) -> tuple[int, str]:
             room.write(len(text).to_bytes(8, "little") + text)
             for array, at in zip(arrays, offsets):
                 room.seek(start + at)
-                room.write(np.ascontiguousarray(array.transpose(_axes(array))).reshape(-1).view(np.uint8).data)
+                room.write(array.ravel(order="K").view(np.uint8).data)
     except OSError:
         os.close(file)
         raise
@@ -128,19 +128,10 @@ def _aligned(size: int) -> int:
     return -(-size // ALIGNED) * ALIGNED
 
 
-def _axes(array: NDArray[Any]) -> list[int]:
-    """Return the axes from the one of the longest steps in memory to that of the shortest."""
-    return sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
-
-
 def _dense(array: NDArray[Any]) -> tuple[int, ...]:
     """Return an array's strides as they are without gaps; those of axes of length 1, which say nothing, stay."""
-    strides, step = list(array.strides), array.itemsize
-    for axis in reversed(_axes(array)):
-        if array.shape[axis] > 1:
-            strides[axis] = step
-            step *= array.shape[axis]
-    return tuple(strides)
+    steps = zip(array.shape, array.strides, np.empty_like(array, subok=False).strides)
+    return tuple(own if length == 1 else dense for length, own, dense in steps)
 
 
 def _made(parts: Any, arrays: list[NDArray[Any]], source: Source) -> Any:

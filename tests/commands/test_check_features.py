@@ -94,13 +94,13 @@ def test_no_more_bytes_are_looked_at_than_may_be(own, tmp_path, monkeypatch):
 
 
 def test_what_was_read_to_be_verified_is_not_read_again(tmp_path, monkeypatch):
-    read, pieces = [], hdf5_file.pieces
+    read, features_of = [], hdf5_file.features_of
 
     def noted(features, scale=None):
         read.append(features.name)
-        return pieces(features, scale)
+        return features_of(features, scale)
 
-    monkeypatch.setattr(hdf5_file, "pieces", noted)
+    monkeypatch.setattr(hdf5_file, "features_of", noted)
     assert len(said(write(tmp_path, {3: 200.0}))) == 1
     assert len(read) == len(set(read)) == 2 * CLIENTS
 

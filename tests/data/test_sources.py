@@ -447,7 +447,7 @@ def test_labels_of_another_number_are_refused(folder, zipped):
 
 def test_labels_out_of_range_are_refused(folder, zipped):
     write(folder / "mnist" / "t10k-labels-idx1-ubyte", idx_bytes(np.where(np.arange(20) == 7, 10, 0)), zipped)
-    refused_by_all(folder, "t10k-labels-idx1-ubyte", "label 10 of sample 7", "0 to 9")
+    refused_by_all(folder, "t10k-labels-idx1-ubyte", "sample 7 holds 10", "a label of 0 to 9")
 
 
 def test_images_of_another_size_are_refused(folder, zipped):

@@ -83,13 +83,16 @@ NAN = np.where(np.arange(50 * 256).reshape(50, 256) == 700, np.nan, PIXELS)
 WRONG_H5 = {
     "no data": ({"test/data": None}, "test/data is missing"),
     "no labels": ({"train/target": None}, "train/target is missing"),
-    "width": ({"train/data": PIXELS[:, :250]}, "shapes (50, 250) and (50,), expected (n, 256) and (n,)"),
-    "lengths": ({"test/target": LABELS[:19]}, "shapes (20, 256) and (19,), expected (n, 256)"),
-    "nothing": ({"test/data": PIXELS[:0], "test/target": LABELS[:0]}, "shapes (0, 256) and (0,)"),
-    "words": ({"test/target": ["3"] * 20}, "expected numbers and integers"),
-    "nan": ({"train/data": NAN}, "train: sample 2 has values from nan to nan, expected 0 to 1"),
-    "bytes": ({"train/data": PIXELS * 255}, "train: sample 0 has values from 0 to 255, expected 0 to 1"),
-    "label": ({"train/target": LABELS + 1}, "train: label 10 of sample 9, expected 0 to 9"),
+    "width": (
+        {"train/data": PIXELS[:, :250]},
+        "of shape (50, 250) and int64 of shape (50,), expected numbers (n, 256) and integers (n,)",
+    ),
+    "lengths": ({"test/target": LABELS[:19]}, "of shape (20, 256) and int64 of shape (19,), expected numbers (n, 256)"),
+    "nothing": ({"test/data": PIXELS[:0], "test/target": LABELS[:0]}, "of shape (0, 256) and int64 of shape (0,)"),
+    "words": ({"test/target": ["3"] * 20}, "and object of shape (20,), expected numbers (n, 256) and integers"),
+    "nan": ({"train/data": NAN}, "train: sample 2 holds nan, expected 0 to 1"),
+    "bytes": ({"train/data": PIXELS * 255}, "train: sample 0 holds 255.0, expected 0 to 1"),
+    "label": ({"train/target": LABELS + 1}, "train: sample 9 holds 10, expected a label of 0 to 9"),
 }
 
 
@@ -100,21 +103,25 @@ def test_wrong_hdf5_of_usps_is_refused(case, tmp_path):
     refused_by_all(Usps(), tmp_path, str(path), said)
 
 
+DAMAGED = "truncated or damaged, expected LIBSVM's lines in a whole bzip2 file ("
 WRONG_LINES = {
-    "label": ("11 1:0.5\n", "label 11 of sample 3, expected 1 to 10"),
-    "digit": ("0 1:0.5\n", "label 0 of sample 3, expected 1 to 10"),
-    "beyond": ("3 1:0.5 2:1.5\n", "sample 3 has values from 0 to 1.5, expected -1 to 1"),
-    "nan": ("3 1:nan\n", "sample 3 has values from nan to nan, expected -1 to 1"),
-    "vast": ("3 1:1e300\n", "sample 3 has values from 0 to inf"),
-    "width": ("3 1:0.5 257:0.5\n", "line 4 has indices 1 to 257, expected 1 to 256 ascending"),
-    "from 0": ("3 0:0.5\n", "line 4 has indices 0 to 0"),
-    "twice": ("3 1:0.5 1:0.5\n", "line 4 has indices 1 to 1"),
-    "word": ("3 1:x\n", "line 4: expected numbers after the indices"),
-    "no value": ("3 1:0.5 7\n", "line 4: expected a label and index:value pairs"),
-    "no label": ("1:0.5\n", "line 4: expected a label and index:value pairs"),
-    "colons": ("3 1:2:3\n", "line 4: expected a label and index:value pairs"),
-    "long": ("3 " + "9" * 30 + ":1\n", "line 4: expected a label and index:value pairs"),
-    "empty": ("\n", "line 4: expected a label and index:value pairs"),
+    "label": ("11 1:0.5\n", "sample 3 holds 11.0, expected a label of 1 to 10"),
+    "digit": ("0 1:0.5\n", "sample 3 holds 0.0, expected a label of 1 to 10"),
+    "beyond": ("3 1:0.5 2:1.5\n", "sample 3 holds 1.5, expected -1 to 1"),
+    "nan": ("3 1:nan\n", "sample 3 holds nan, expected -1 to 1"),
+    "vast": ("3 1:1e300\n", "sample 3 holds inf, expected -1 to 1"),
+    "width": ("3 1:0.5 257:0.5\n", DAMAGED + "n_features was set to 256, but input file contains 257 features)"),
+    "from 0": ("3 0:0.5\n", DAMAGED + "Invalid index 0 in SVMlight/LibSVM data file.)"),
+    "twice": (
+        "3 1:0.5 1:0.5\n",
+        DAMAGED + "Feature indices in SVMlight/LibSVM data file should be sorted and unique.)",
+    ),
+    "word": ("3 1:x\n", DAMAGED + "could not convert string to float: b'x')"),
+    "no value": ("3 1:0.5 7\n", DAMAGED + "need more than 1 value to unpack)"),
+    "no label": ("1:0.5\n", DAMAGED + "could not convert string to float: b'1:0.5')"),
+    "half a label": ("3.5 1:0.5\n", "sample 3 holds 3.5, expected a label of 1 to 10"),
+    "colons": ("3 1:2:3\n", DAMAGED + "could not convert string to float: b'2:3')"),
+    "long": ("3 " + "9" * 30 + ":1\n", DAMAGED),
 }
 
 

@@ -10,6 +10,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedIOBase
 from pathlib import Path
 from typing import IO, Any, AnyStr
 
@@ -23,6 +24,8 @@ SMALL, RATIO = 64 << 20, 100
 """Packed bytes may unpack to so many, or to so many times as many as they are."""
 LINE = 1 << 20
 """Characters, or bytes, that a line of a text file may have."""
+PART = 1 << 16
+"""Bytes that are unpacked at a time."""
 SAID = 100
 """Characters of what a library says of a file."""
 
@@ -76,6 +79,15 @@ def check_unpacked(where: str, unpacked: int, packed: int) -> None:
         raise UsageError(f"{where} unpacks to {unpacked} bytes from {packed}, expected {limit}")
 
 
+def unpacked(path: Path, source: BufferedIOBase) -> bytearray:
+    """Return all that a packed file holds, read from what unpacks it; UsageError where that is more than it may be."""
+    content, packed = bytearray(), path.stat().st_size
+    while part := source.read(PART):
+        content += part
+        check_unpacked(str(path), len(content), packed)
+    return content
+
+
 @contextmanager
 def opened_lines(
     path: Path, kind: str, encoding: str, newline: str, *errors: type[Exception]
@@ -99,9 +111,17 @@ def lines(path: Path, text: IO[AnyStr], signs: str = "characters") -> Iterator[A
         yield line
 
 
-def check_labels(place: str, labels: NDArray[np.integer[Any]], first: int, classes: int) -> None:
+def check_all(name: str, values: NDArray[Any], right: NDArray[np.bool_], expected: str, what: str = "sample") -> None:
+    """Refuse values unless all are right, naming the first sample, or what the first axis counts, with one that is not.
+
+    `right` has the shape of the values.
+    """
+    if not right.all():
+        place = np.unravel_index(right.argmin(), right.shape)
+        raise UsageError(f"{name}: {what} {place[0]} holds {values[place]}, expected {expected}")
+
+
+def check_labels(place: str, labels: NDArray[Any], first: int, classes: int) -> None:
     """Refuse labels other than `first` … ``first + classes - 1``, naming the place and the sample."""
-    wrong = np.flatnonzero((labels < first) | (labels >= first + classes))
-    if wrong.size:
-        expected = f"{first} to {first + classes - 1}"
-        raise UsageError(f"{place}: label {labels[wrong[0]]} of sample {wrong[0]}, expected {expected}")
+    known = np.isin(labels, np.arange(first, first + classes))
+    check_all(place, labels, known, f"a label of {first} to {first + classes - 1}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from math import prod
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -16,9 +16,9 @@ import numpy as np
 from hpcfl.base.errors import UsageError
 from hpcfl.base.types import Ints, Shape
 from hpcfl.data.base import Inputs, Labels, Range, Samples, Scale, scaled
-from hpcfl.data.formats.files import check_unpacked, reading
+from hpcfl.data.formats.files import check_all, check_unpacked, reading
 
-PIECE = 16 << 20  # bytes of numbers that are looked at at a time
+FINITE = "finite 32-bit numbers"
 PEAK = 255  # largest pixel
 Reading = Scale | Literal["tokens"]
 """What features become: pixels of some range, or integers."""
@@ -71,8 +71,7 @@ class Survey(NamedTuple):
     @property
     def parts(self) -> list[Part]:
         """All parts, the global test set last."""
-        pairs = zip_longest(self.train, self.test)
-        return [part for part in (*chain.from_iterable(pairs), self.server) if part is not None]
+        return [*self.train, *self.test, *([] if self.server is None else [self.server])]
 
     @property
     def shapes(self) -> list[Shape]:
@@ -109,10 +108,9 @@ def dataset(file: h5py.File, name: str) -> h5py.Dataset:
         raise UsageError(f"{file.filename}: {name} is empty, expected numbers")
     _check_place(file, data)
     size = file.id.get_filesize()
-    packed, where = size if data.is_virtual else min(data.id.get_storage_size(), size), f"{file.filename}: {name}"
-    check_unpacked(where, prod(data.shape) * data.dtype.itemsize, packed)
-    if data.chunks is not None:
-        check_unpacked(f"{where}: a chunk", prod(data.chunks) * data.dtype.itemsize, packed)
+    packed = size if data.is_virtual else min(data.id.get_storage_size(), size)
+    for what, shape in ((name, data.shape), (f"{name}: a chunk", data.chunks or ())):
+        check_unpacked(f"{file.filename}: {what}", prod(shape) * data.dtype.itemsize, packed)
     return data
 
 
@@ -231,12 +229,10 @@ def _checked(path: Path, contents: Survey) -> Survey:
     first = contents.parts[0]
     for part in contents.parts:
         here, there = f"{first.group}/labels", f"{part.group}/labels"
-        if part.real != first.real:
-            kinds = "integers in all (classes) or floating-point numbers in all (targets)"
-            raise UsageError(f"{path}: {here} are {first.dtype}, but {there} {part.dtype}; expected {kinds}")
-        if part.label_shape != first.label_shape:
-            shapes = f"{here} have shape {first.label_shape} per sample, {there} {part.label_shape}"
-            raise UsageError(f"{path}: {shapes}; expected the same in all")
+        if (part.real, part.label_shape) != (first.real, first.label_shape):
+            kinds = "integers (classes) or floating-point numbers (targets) of one shape in all"
+            said = f"{here} are {first.dtype} {first.label_shape}, but {there} {part.dtype} {part.label_shape}"
+            raise UsageError(f"{path}: {said}; expected {kinds}")
     for train, test in zip_longest(contents.train, contents.test):
         if train.size == 0:
             raise UsageError(f"{path}: {train.group} has no samples, expected at least 1")
@@ -247,93 +243,54 @@ def _checked(path: Path, contents: Survey) -> Survey:
     return contents
 
 
-def unchanged(file: h5py.File, part: Part) -> str:
-    """Return the group of a part; UsageError where there are other sizes or other labels than were surveyed."""
-    now = _part(file, part.group)
-    if now.shape != part.shape:
-        changed = f"{now.features}, but {part.features}"
-    elif now.size != part.size:
-        changed = f"{now.size} samples, but {part.size} samples"
-    elif (now.real, now.largest) != (part.real, part.largest):
-        changed = "other labels than"
-    else:
-        return part.group
-    where = f"{file.filename}: {part.group}"
-    raise UsageError(f"{where} has {changed} when it was checked; expected a file that stays as it is")
+def read(file: h5py.File, part: Part, kept: Ints | None = None, scale: Reading | None = None) -> Samples:
+    """Return a part's features and labels, float32 (tokens: int64) and int64 (or float32), ``[n, ...]`` each.
 
-
-def read(file: h5py.File, group: str, kept: Ints | None = None, scale: Reading | None = None) -> Samples:
-    """Return the features and labels of a group, float32 (tokens: int64) and int64 (or float32), ``[n, ...]`` each.
-
-    `kept` are the features of one axis that are returned; None: all. Otherwise as `pieces`.
+    `kept` are the features of one axis that are returned; None: all. Otherwise as `features_of`. UsageError also where
+    there are other sizes or other labels than were surveyed.
     """
-    return features_of(dataset(file, f"{group}/features"), kept, scale), labels_of(file, group)
+    if (now := _part(file, part.group)) != part:
+        changed = f"{now.size} samples with {now.features}, but {part.size} with {part.features}, or other labels,"
+        where = f"{file.filename}: {part.group}"
+        raise UsageError(f"{where} has {changed} when it was checked; expected a file that stays as it is")
+    features = features_of(dataset(file, f"{part.group}/features"), scale)
+    return features if kept is None else features.take(kept, axis=1), labels_of(file, part.group)
 
 
-def features_of(stored: h5py.Dataset, kept: Ints | None, scale: Reading | None) -> Inputs:
-    shape = stored.shape[1:] if kept is None else (len(kept),)
-    features: Inputs = np.empty((len(stored), *shape), dtype=np.int64 if scale == "tokens" else np.float32)
-    for start, piece in pieces(stored, scale, features if kept is None else None):
-        features[start : start + len(piece)] = piece if kept is None else piece[:, kept]
-    return features
+def features_of(stored: h5py.Dataset, scale: Reading | None = None) -> Inputs:
+    """Return a data set as float32 (tokens: int64).
+
+    Given a `scale`, they are pixels of 0 to `PEAK`, and are scaled. UsageError if a number is not finite, or no pixel,
+    or if tokens are no integers from 0.
+    """
+    name, tokens = f"{stored.file.filename}: {stored.name[1:]}", scale == "tokens"
+    if tokens and stored.dtype.kind not in "iu":
+        raise UsageError(f"{name}: data.tokens = true: expected integers, got {stored.dtype}")
+    features: Inputs = stored.astype(np.int64 if tokens else np.float32)[()]
+    if scale is None:
+        check_all(name, features, np.isfinite(features), FINITE)
+        return features
+    most, key = (LARGEST, "tokens = true") if tokens else (PEAK, f"scale = '{scale}'")
+    expected = f"{'integers from ' * tokens}0 to {most} as data.{key}"
+    check_all(name, features, (features >= 0) & (features <= most), expected)
+    return features if scale == "tokens" else scaled(features, PEAK, scale)
 
 
 def labels_of(file: h5py.File, group: str) -> Labels:
     labels = dataset(file, f"{group}/labels")
-    read: Labels = np.empty(labels.shape, np.float32 if labels.dtype.kind == "f" else np.int64)
-    for rows in _slices(labels, labels.dtype.itemsize):
-        read[rows] = labels[rows]
-    return read
-
-
-def _slices(data: h5py.Dataset, itemsize: int) -> Iterator[slice]:
-    """Yield rows of at most `PIECE` bytes at a time, and whole chunks where these are smaller."""
-    rows = max(1, PIECE // max(1, itemsize * prod(data.shape[1:])))
-    if data.chunks is not None and data.chunks[0] < rows:
-        rows -= rows % data.chunks[0]
-    for start in range(0, len(data), rows):
-        yield slice(start, min(start + rows, len(data)))
-
-
-def pieces(
-    features: h5py.Dataset, scale: Reading | None = None, into: Inputs | None = None
-) -> Iterator[tuple[int, Inputs]]:
-    """Yield first row and float32 rows (tokens: int64) of a data set, a few at a time.
-
-    Given a `scale`, they are pixels of 0 to `PEAK`, and are scaled. Read `into` an array of all rows, of which pieces
-    are then parts, they take no memory beside it, and each chunk is unpacked once. UsageError if a number is not
-    finite, or no pixel, or if tokens are no integers from 0.
-    """
-    if scale == "tokens" and features.dtype.kind not in "iu":
-        where = f"{features.file.filename}: {features.name[1:]}"
-        raise UsageError(f"{where}: data.tokens = true: expected integers, got {features.dtype}")
-    dtype = np.dtype(np.int64 if scale == "tokens" else np.float32)
-    if into is not None and into.size:
-        features.read_direct(into)
-    numbers = features.astype(dtype) if into is None else into
-    for rows in _slices(features, dtype.itemsize):
-        piece = numbers[rows]
-        most = LARGEST if scale == "tokens" else PEAK
-        right = np.isfinite(piece) if scale is None else (piece >= 0) & (piece <= most)
-        if not right.all():
-            where, name = np.argwhere(~right)[0], f"{features.file.filename}: {features.name[1:]}"
-            others = {None: "finite 32-bit numbers", "tokens": f"integers from 0 to {most} as data.tokens = true"}
-            expected, got = others.get(scale, f"0 to {most} as data.scale = '{scale}'"), piece[tuple(where)]
-            raise UsageError(f"{name}: sample {rows.start + where[0]} holds {got}, expected {expected}")
-        yield rows.start, piece if scale is None or scale == "tokens" else scaled(piece, PEAK, scale)
+    return np.asarray(labels.astype(np.float32 if labels.dtype.kind == "f" else np.int64)[()])
 
 
 def verify(path: Path, contents: Survey, scale: Reading | None = None) -> tuple[Range, ...]:
-    """Read all features as `pieces`; return the range of each client's training features, as scaled.
+    """Read all features as `features_of`; return the range of each client's training features, as scaled.
 
     It is 0 and 0 where there are none.
     """
     ranges: dict[str, Range] = {}
     with opened(path) as file:
         for part in contents.parts:
-            ends = [(p.min(), p.max()) for _, p in pieces(dataset(file, f"{part.group}/features"), scale)]
-            least, most = min((low for low, _ in ends), default=0.0), max((high for _, high in ends), default=0.0)
-            ranges[part.group] = float(least), float(most)
+            features = features_of(dataset(file, f"{part.group}/features"), scale)
+            ranges[part.group] = (float(features.min()), float(features.max())) if features.size else (0.0, 0.0)
     return tuple(ranges[part.group] for part in contents.train)
 
 
@@ -341,16 +298,14 @@ def _part(file: h5py.File, group: str) -> Part:
     """Return the sizes of one pair of features and labels, checking them."""
     features, labels = dataset(file, f"{group}/features"), dataset(file, f"{group}/labels")
     shape, where = features.shape[1:], f"{file.filename}: {group}"
-    if features.dtype.kind not in "fiu":
-        raise UsageError(f"{where}/features are {features.dtype}, expected numbers")
-    if labels.dtype.kind not in "fiu":
-        raise UsageError(f"{where}/labels are {labels.dtype}, expected integers or real targets")
+    for name, data, expected in (("features", features, "numbers"), ("labels", labels, "integers or real targets")):
+        if data.dtype.kind not in "fiu":
+            raise UsageError(f"{where}/{name} are {data.dtype}, expected {expected}")
+        if 0 in data.shape[1:]:
+            raise UsageError(f"{where}/{name} are {data.shape}, expected at least 1 per sample")
     if features.ndim < 2 or labels.ndim < 1:
         shapes = f"features {features.shape} and labels {labels.shape}"
         raise UsageError(f"{where} has {shapes}, expected [samples, ...] in both")
-    for name, per_sample in (("features", shape), ("labels", labels.shape[1:])):
-        if 0 in per_sample:
-            raise UsageError(f"{where}/{name} are {(len(features), *per_sample)}, expected at least 1 per sample")
     if len(features) != len(labels):
         raise UsageError(f"{where} has {len(features)} features, but {len(labels)} labels")
     largest, per_sample = _largest(f"{where}/labels", labels), tuple(map(int, labels.shape[1:]))
@@ -359,19 +314,12 @@ def _part(file: h5py.File, group: str) -> Part:
 
 def _largest(where: str, labels: h5py.Dataset) -> int:
     """Return `Part.largest`; UsageError where a class is below 0, or a target not finite."""
-    least, most = 0, -1
-    for rows in _slices(labels, labels.dtype.itemsize):
-        values = labels[rows]
-        if values.dtype.kind != "f":
-            least, most = min(least, int(values.min())), max(most, int(values.max()))
-            continue
-        with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite, and is refused
-            wrong = np.argwhere(~np.isfinite(values.astype(np.float32)))
-        if len(wrong):
-            got = values[tuple(wrong[0])]
-            raise UsageError(f"{where}: sample {rows.start + wrong[0][0]} has {got}, expected finite 32-bit numbers")
     if labels.dtype.kind == "f":
+        targets = labels.astype(np.float32)[()]  # what is too large becomes infinite, and is refused
+        check_all(where, targets, np.isfinite(targets), FINITE)
         return int(labels.shape[-1]) - 1 if labels.ndim > 1 else 0
+    classes = labels[()]
+    least, most = (int(classes.min()), int(classes.max())) if classes.size else (0, -1)
     if least < 0 or most > LARGEST:
         raise UsageError(f"{where} hold {least if least < 0 else most}, expected labels from 0 to {LARGEST}")
     return most

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import csv
-from array import array
+from collections.abc import Collection, Iterator
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, ClassVar, Literal
+from warnings import catch_warnings, simplefilter
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hpcfl.base.errors import UsageError, did_you_mean
+from hpcfl.base.errors import VALUE, UsageError, cut
 from hpcfl.base.types import Floats, Ints
 from hpcfl.data.formats.files import lines, reading
 from hpcfl.data.formats.hdf5_file import dataset, opened
@@ -44,31 +45,25 @@ class Table(Speed):
         if path.suffix not in (".csv", *HDF5):
             raise UsageError(f"speed.file: {path}: expected a name that ends in .csv, .h5 or .hdf5")
         columns = _read_hdf5(path) if path.suffix in HDF5 else _read_csv(path)
-        kind = next((kind for kind in KINDS if set(kind) == set(columns)), None)
-        if kind is None:
-            known = {name for kind in KINDS for name in kind}
-            for name in [name for name in columns if name not in known][:1]:
-                raise UsageError(f"speed.file: {path}: unknown column '{name}'{did_you_mean(name, known)}")
-            expected = " or ".join(",".join(kind) for kind in KINDS)
-            raise UsageError(f"speed.file: {path}: expected columns {expected}, got {','.join(columns) or 'none'}")
-        return {name: self._checked(name, columns.pop(name)) for name in kind}  # of two copies one goes at once
+        return {name: self._checked(name, columns.pop(name)) for name in [*columns]}  # of two copies one goes at once
 
     def _checked(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
         """Return a column as int64, or float64 for seconds; refuse what cannot be."""
         numbers, least = values.astype(np.float64, copy=False), int(name == "depth")
         if name == "seconds":
-            right, expected = np.isfinite(numbers) & (numbers > 0), "seconds above 0"
-        else:
-            right = (numbers >= least) & (numbers <= MOST) & (numbers == np.rint(numbers))
-            expected = f"a whole number from {least} on"
+            self._check_rows(name, values, np.isfinite(numbers) & (numbers > 0), "seconds above 0")
+            return numbers
+        right = (numbers >= least) & (numbers <= MOST) & (numbers == np.rint(numbers))
+        self._check_rows(name, values, right, f"a whole number from {least} on")
+        return numbers.astype(np.int64)
+
+    def _check_rows(self, name: str, values: NDArray[Any], right: NDArray[np.bool_], expected: str) -> None:
         for row in np.flatnonzero(~right)[:1]:
             raise UsageError(f"{self._row(row)}: {name} is {values[row]:g}, expected {expected}")
-        return numbers if name == "seconds" else numbers.astype(np.int64)
 
     def _row(self, row: int) -> str:
         """Return where a row is: in CSV by its line, the first one being the header."""
-        path = Path(self.file)
-        return f"speed.file: {path}: " + (f"row {row}" if path.suffix in HDF5 else f"line {row + 2}")
+        return f"speed.file: {self.file}: " + (f"row {row}" if self.file.endswith(HDF5) else f"line {row + 2}")
 
     @property
     def needs_end(self) -> bool:  # type: ignore[override]
@@ -77,20 +72,18 @@ class Table(Speed):
     @cached_property
     def values(self) -> NDArray[Any]:
         """Seconds or depths by round and client, ``[rounds, clients]``; one round where all are alike."""
-        columns = self.columns
-        clients = columns["client"]
-        rounds = columns.get("round", np.zeros_like(clients))
+        clients = self.columns["client"]
+        rounds = self.columns.get("round", np.zeros_like(clients))
         shape = rounds.max(initial=-1) + 1, clients.max(initial=-1) + 1
         cells = rounds * shape[1] + clients
-        order = np.argsort(cells, kind="stable")
-        for place in np.flatnonzero(np.diff(cells[order]) == 0)[:1]:
-            row = order[place + 1]
+        there, order = np.unique(cells, return_index=True)
+        for row in np.delete(np.arange(len(cells)), order)[:1]:
             raise UsageError(f"{self._row(row)}: client {clients[row]}{self._in(rounds[row])} is there twice")
-        missing = np.append(np.flatnonzero(cells[order] != np.arange(len(cells))), len(cells))[0]
+        missing = np.append(np.flatnonzero(there != np.arange(len(there))), len(there))[0]
         if missing < shape[0] * shape[1]:
             round_, client = divmod(missing, shape[1])
             raise UsageError(f"speed.file: {self.file}: no row for client {client}{self._in(round_)}")
-        return columns["depth" if self.needs_end else "seconds"][order].reshape(shape)
+        return self.columns["depth" if self.needs_end else "seconds"][order].reshape(shape)
 
     def _in(self, round_: int) -> str:
         return f" in round {round_}" if "round" in self.columns else ""
@@ -105,19 +98,17 @@ class Table(Speed):
 
     def covers(self, rounds: int, clients: int, layers: int | None = None) -> None:
         """Refuse other clients, fewer rounds, and depths that the model does not have."""
-        for row in np.flatnonzero(self.columns["client"] >= clients)[:1]:
-            client = self.columns["client"][row]
-            raise UsageError(f"{self._row(row)}: client is {client}, expected 0 … {clients - 1} (clients = {clients})")
+        known = self.columns["client"]
+        self._check_rows("client", known, known < clients, f"0 … {clients - 1} (clients = {clients})")
         there_rounds, there = self.values.shape
         if there < clients:
             raise UsageError(f"speed.file: {self.file}: no row for client {there}{self._in(0)} (clients = {clients})")
         if "round" in self.columns and there_rounds < rounds:
             wanted = f"client 0 in round {there_rounds}; did you mean rounds = {there_rounds}?"
             raise UsageError(f"speed.file: {self.file}: no row for {wanted}")
-        depths = self.columns["depth"] if self.needs_end and layers is not None else np.zeros(0, np.int64)
-        for row in np.flatnonzero(depths > (layers or 0) + 1)[:1]:
-            most = f"1 … {(layers or 0) + 1}: the model has {layers} layers"
-            raise UsageError(f"{self._row(row)}: depth is {depths[row]}, expected {most}")
+        if self.needs_end and layers is not None:
+            depths, most = self.columns["depth"], f"1 … {layers + 1}: the model has {layers} layers"
+            self._check_rows("depth", depths, depths <= layers + 1, most)
 
     def paces(self, seed: int, clients: int) -> Floats:
         """Return each client's mean seconds, or, which orders them alike, its mean depth, float64 [clients]."""
@@ -144,34 +135,40 @@ class Table(Speed):
 
 
 def _read_csv(path: Path) -> Columns:
-    with (
-        reading(path, "a CSV file", csv.Error, UnicodeDecodeError),
-        path.open(encoding="utf-8-sig", newline="") as text,
-    ):
-        rows = csv.reader(lines(path, text), skipinitialspace=True)
-        names = next(rows, [])
-        if len({*names}) < len(names):
-            raise UsageError(f"speed.file: {path}: {','.join(names)}: expected each column once")
-        columns = [array("d") for _ in names]
-        empty = 0
-        for line, row in enumerate(rows, start=2):
-            if not row:  # at the end, there may be any number of them
-                empty = empty or line
-                continue
-            if empty or len(row) != len(names):
-                where, count = (empty, 0) if empty else (line, len(row))
-                raise UsageError(f"speed.file: {path}: line {where} has {count} values, expected {len(names)}")
-            for name, column, cell in zip(names, columns, row):
-                try:
-                    column.append(float(cell))
-                except ValueError:
-                    what = f"{name} is {cell[:40]!r}, expected a number"
-                    raise UsageError(f"speed.file: {path}: line {line}: {what}") from None
-    return {name: np.frombuffer(column) for name, column in zip(names, columns)}
+    at, said = 1, ""
+
+    def rows() -> Iterator[str]:
+        nonlocal at, said
+        for said in takewhile(str.strip, text):
+            at += 1
+            yield said
+
+    with reading(path, "a CSV file", UnicodeDecodeError), path.open(encoding="utf-8-sig") as file, catch_warnings():
+        simplefilter("ignore")  # without rows, too, it is a table
+        text = lines(path, file)
+        names = [name.strip(' "') for name in next(text, "").rstrip().split(",")]
+        _check_names(path, names)
+        cells = [(name, np.float64) for name in names]
+        try:
+            table = np.loadtxt(rows(), cells, comments=None, delimiter=",", quotechar='"', ndmin=1)
+        except ValueError:
+            expected = f"expected numbers for {','.join(names)}, got {cut(repr(said.strip()), VALUE)}"
+            raise UsageError(f"speed.file: {path}: line {at}: {expected}") from None
+        if any(map(str.strip, text)):
+            raise UsageError(f"speed.file: {path}: line {at + 1} is empty, expected a row in each")
+    return {name: table[name] for name in names}
+
+
+def _check_names(path: Path, names: Collection[str]) -> None:
+    """Refuse other columns than those of a kind of table."""
+    if sorted(names) not in map(sorted, KINDS):
+        expected = " or ".join(",".join(kind) for kind in KINDS)
+        raise UsageError(f"speed.file: {path}: expected columns {expected}, got {','.join(names) or 'none'}")
 
 
 def _read_hdf5(path: Path) -> Columns:
     with opened(path) as file:
+        _check_names(path, file)
         stored = {name: dataset(file, name) for name in file}
         for name, column in stored.items():
             if column.dtype.kind not in "fiu" or column.ndim != 1:
