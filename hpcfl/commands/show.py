@@ -79,6 +79,7 @@ FIGURES: dict[str, tuple[Any, Callable[[Any], Any] | None]] = {
     "staleness": (None, _staleness),  # mean over the visits that counted, where arrivals ended rounds
     "lost": ([], None),  # clients, and how
     "rehosted": ([], None),  # clients of lost ranks, and where they went on
+    "absent": ([], None),  # which hosts and ranks were not heard of for some rounds, and when they were back
     "rejected": (0, lambda data: int((data["rejected"] == 1).sum()) if "rejected" in data else 0),  # visits, or parts
     "warnings": ({}, None),  # of the guard, by kind
     "state_sha256": (None, None),  # of the newest whole checkpoint
@@ -159,6 +160,8 @@ def summary(path: Path) -> dict[str, Any]:
             lost.pop(event["client"], None)  # it is not lost for good
     warnings = {event["kind"]: event["text"] for event in reversed(events) if event["kind"] in WARNINGS}
     known |= {"lost": sorted(lost.items()), "rehosted": sorted(rehosted.items()), "warnings": warnings}
+    away = (event["text"] for event in events if event["kind"] in ("absent", "returned"))
+    known["absent"] = list(dict.fromkeys(away))  # there is an event for each client
     return row | known
 
 
@@ -219,6 +222,7 @@ def remarks(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield f"{name}: running, but has written nothing for {row['quiet_seconds']:.0f} s"
         yield from (f"{name}: client {client} was lost {how}" for client, how in row["lost"])
         yield from (f"{name}: client {client} went on {how}" for client, how in row["rehosted"])
+        yield from (f"{name}: {text}" for text in row["absent"])
         if set(row["fates"]) - {"counted", "under_way"}:
             told = ", ".join(f"{visits} {fate.replace('_', ' ')}" for fate, visits in row["fates"].items())
             yield f"{name}: visits: {told}"

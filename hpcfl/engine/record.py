@@ -264,14 +264,15 @@ class Reporter:
             self.bar.start()
             install()  # what is printed meanwhile goes to the bar's console, until it stops
 
-    def round(self, done: int, row: Mapping[str, Any]) -> None:
-        """Tell of one round; in a log only where it was evaluated."""
+    def round(self, done: int, row: Mapping[str, Any], unreachable: int = 0) -> None:
+        """Tell of one round, and how many could not be invited; in a log only where it was evaluated."""
         if "client_test_loss" in row:
             known, invited = tested(row), int(np.sum(row["cohort"]))
             self.short = plain(known)
             known += f"objective {row['objective']:.6g}  " if "objective" in row else ""
             loss = f"loss {row['loss']:.4f}  " if "loss" in row else "void  " if invited else ""
-            arrived = f"{int(np.sum(row['arrived']))}/{invited} arrived" if invited else "nobody invited"
+            arrived = f"{int(np.sum(row['arrived']))}/{invited + unreachable} arrived" if invited else "nobody invited"
+            arrived += f", {unreachable} unreachable" if invited and unreachable else ""
             self.text = f"{known}{loss}{arrived}  {self.clock} {row['sim_seconds']:.1f} s"
         if self.bar is not None:
             self.bar.update(self.task, completed=done, description=self.short)
@@ -337,7 +338,13 @@ class Recorder:
             row["rejected"], row["fate"] = rejected, self._fates(plan, record)
             self._log(plan, record)
             self.segment.write(plan.round, row)
-            self.reporter.round(plan.round + 1, row)
+            self.reporter.round(plan.round + 1, row, self._unreachable(plan))
+
+    def _unreachable(self, plan: Plan) -> int:
+        """Return how many were drawn in real time and could not be invited: their ranks are late, or lost."""
+        if self.job.config.clock != "wall" or plan.arrivals is not None:
+            return 0
+        return len(self.job.planner.attempt(plan.round, plan.repeats).cohort) - len(plan.cohort)
 
     def _fates(self, plan: Plan, record: Record) -> Ints:
         """Return what became of each client's last visit in the round, int64 [clients]; -1: it was at none."""

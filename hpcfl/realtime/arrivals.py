@@ -98,6 +98,7 @@ class ArrivalsServer(Server):
         lasts = self.rules.closes_after(now.round, ())
         now.served[now.round] = now.shared
         self.serials[now.round], _ = self._served(now.shared)
+        self.absences.look(now.round)
         due = self.origin + start + lasts  # what the server's step took is a part of the round, as in simulated time
         step = Step(ExactSums(self.job.layout), due if due > began else began + lasts)
         with record.timed("wait_seconds"):
@@ -273,9 +274,6 @@ class ArrivalsServer(Server):
         super()._rehost()
         if before != (len(self.orphans.events), self.lanes.all):
             self.lane |= self._hosts()
-
-    def _is_free(self, lane: Lane) -> bool:
-        return super()._is_free(lane) and lane not in self.at_work
 
     def _close(self, lane: Lane) -> None:
         """Stop the visit that a lane is at, if it is at one."""

@@ -1,8 +1,9 @@
-"""Clients whose rank is lost, and the ranks at which they go on."""
+"""Ranks that have not been heard of for some rounds; clients whose rank is lost, and the ranks at which they go on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,59 @@ from hpcfl.realtime.orders import Command, Op
 from hpcfl.realtime.questions import Adopt, Done, Handover
 
 NOWHERE = -1
+ABSENT_ROUNDS, ABSENT_SECONDS = 3, 1.0  # a rank that could not be invited for so long is spoken of
+
+
+class Absences:
+    """Who has not been heard of for some rounds, and who is back: each is told of once, with its host.
+
+    Attributes
+    ----------
+    hosts : sequence of str
+        Each rank's.
+    events : list of tuple
+        What has been told since this was last emptied, as `Record.events`.
+    """
+
+    hosts: Sequence[str] = ()
+
+    def __init__(self, lanes: Lanes) -> None:
+        self.lanes = lanes
+        self.events: list[tuple[str, int, str]] = []
+        self._since: dict[int, tuple[int, float]] = {}  # round and second from which a rank has been late
+        self._told: set[int] = set()
+
+    def look(self, round: int) -> None:
+        """Take note of who is late when the clients of a round are invited."""
+        late, dead, now = self._clients_in("late"), self._clients_in("dead"), time.monotonic()
+        if not late and not self._since:
+            return
+        rows = [row for lane in self.lanes.all for row in zip(lane.topology.ranks, lane.topology.hosted)]
+        clients, away = dict(rows), {rank for rank, own in rows if late.intersection(own)}
+        gone = self._since.keys() - {rank for rank, own in rows if dead.isdisjoint(own)}
+        back = self._since.keys() - away - gone  # of those who are gone others tell
+        self._tell("returned", "is back, after {1:.1f} s", self._told & back, clients, now)
+        self._since = {rank: self._since.get(rank, (round, now)) for rank in away}
+        self._told &= away
+        new = {rank for rank in away - self._told if round - self._since[rank][0] >= ABSENT_ROUNDS - 1}
+        new = {rank for rank in new if now - self._since[rank][1] > ABSENT_SECONDS}
+        self._tell("absent", "has not been heard of since round {0}, {1:.1f} s", new, clients, now)
+        self._told |= new
+
+    def _clients_in(self, state: str) -> set[int]:
+        return {client for lane in self.lanes.all for client in lane.clients_in(state).tolist()}
+
+    def _tell(
+        self, kind: str, text: str, ranks: Collection[int], clients: Mapping[int, tuple[int, ...]], now: float
+    ) -> None:
+        """Say one line for each host that has any of these ranks."""
+        for host in dict.fromkeys(self.hosts[rank] for rank in sorted(ranks)):
+            these = [rank for rank in sorted(ranks) if self.hosts[rank] == host]
+            own = sorted(client for rank in these for client in clients[rank])
+            who = f"{host} (rank{'s' * (len(these) > 1)} {listed(these)}; client{'s' * (len(own) > 1)} {listed(own)})"
+            since, start = min(self._since[rank] for rank in these)
+            say(line := f"{who} {text.format(since, now - start)}")
+            self.events += [(kind, client, line) for client in own]
 
 
 @dataclass
@@ -64,8 +118,8 @@ class Orphans:
         hosted = [lane.hosted for lane in self.lanes.all if hosts.intersection(lane.topology.ranks)]
         return np.concatenate([np.zeros(0, dtype=np.int64), *hosted])
 
-    def place(self, is_free: Callable[[Lane], bool], saved: Path | None) -> list[Lane]:
-        """Hand clients of lost ranks over to others that are free; return the lanes that this keeps busy.
+    def place(self, at_work: Container[Lane], saved: Path | None) -> list[Lane]:
+        """Hand clients of lost ranks over to others that are idle, not `at_work`; return lanes that this keeps busy.
 
         Each chunk goes to the rank with the fewest clients, of several to the first, whether that is free by now or
         not. A lane of several ranks falls apart when one of them is to take over clients. Personal state is that of the
@@ -80,7 +134,7 @@ class Orphans:
         busy = []
         for host in sorted({each.host for each in self.waiting} - {NOWHERE}):
             lane = next(lane for lane in self.lanes.all if host in lane.topology.ranks)
-            if is_free(lane):
+            if lane.state == "idle" and lane not in at_work:
                 alone = len(lane.topology.ranks) == 1
                 busy += self._hand_over(lane, host, saved) if alone else self.lanes.split(lane)
         return busy

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import suppress
 from math import inf
 from pathlib import Path
@@ -24,7 +24,7 @@ from hpcfl.mpi.placement import check_there
 from hpcfl.mpi.transport import Saved, arrays, as_chunk, idle
 from hpcfl.realtime.lane import BUSY, Lane
 from hpcfl.realtime.lanes import Lanes
-from hpcfl.realtime.membership import Orphans
+from hpcfl.realtime.membership import Absences, Orphans
 from hpcfl.realtime.orders import Command, Op
 from hpcfl.realtime.outcome import ReceivedSums, RoundOutcome, names_who_counts
 from hpcfl.realtime.questions import SAVE_SECONDS
@@ -46,6 +46,7 @@ class Server(Rounds):
     serves = True
     connected: Connected
     succession: Succession | None = None
+    at_work: Container[Lane] = ()  # lanes from which something is still to be taken though they are idle
     apart = False  # whether each rank writes its own clients' personal state: all see the same run folder
 
     def __init__(self, job: Job, lanes: Lanes, rest: Callable[[], None] = idle) -> None:
@@ -56,6 +57,7 @@ class Server(Rounds):
         self.size = 1 + sum(len(lane.topology.ranks) for lane in lanes.all)
         self.reported = 0
         self.orphans = Orphans(job, lanes)
+        self.absences = Absences(lanes)
         self.saved: Path | None = None  # the checkpoint whose personal state clients of lost ranks go on with
         self.kept: list[Saved] | None = None
 
@@ -135,6 +137,7 @@ class Server(Rounds):
 
     def _attempt(self, round: int, number: int, shared: State, stage: int, limits: Floats | None) -> RoundOutcome:
         attempt = self._invited(round, number, stage)
+        self.absences.look(round)
         serial, state = self._served(shared)
         invited = self.lanes.hosting(attempt.cohort, "idle")
         start = time.monotonic()
@@ -197,15 +200,11 @@ class Server(Rounds):
         for seconds in self.lanes.waiting("clients to go on at other ranks", owing):
             if self.orphans.waiting or self.lanes.those("dead"):
                 self.settle()
-            busy += self.lanes.reform() + self.orphans.place(self._is_free, self.saved)
+            busy += self.lanes.reform() + self.orphans.place(self.at_work, self.saved)
             if seconds > SAVE_SECONDS:
                 break
         for lane in busy:
             lane.give_up()
-
-    def _is_free(self, lane: Lane) -> bool:
-        """Whether a lane can be asked, with nothing left to be taken from it."""
-        return lane.state == "idle"
 
     def _served(self, shared: State) -> tuple[int, list[Bytes]]:
         """Return the number of a shared state, one more for each new one, and what is sent of it.
@@ -361,7 +360,7 @@ class Server(Rounds):
         for loss in self.lanes.lost[self.reported :]:
             record.events += [("lost", client, f"on rank {loss.rank}: {loss.reason}") for client in loss.clients]
         self.reported = len(self.lanes.lost)
-        for told in (self.orphans, self.succession):
+        for told in (self.orphans, self.succession, self.absences):
             if told is not None:
                 record.events += told.events
                 told.events = []

@@ -68,6 +68,7 @@ def lead(
     ) -> Server:
         limits = job.config.lost_after, job.config.patience
         made = kind(job, Lanes(lanes, spare, *limits, phases, transfers), rest)
+        made.absences.hosts = hosts
         made.connected, made.apart, made.succession = there, apart, succession
         with suppress(Interrupted):  # the request lasts: the first round hears of it
             made.gather(absent)

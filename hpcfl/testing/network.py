@@ -679,8 +679,8 @@ class Gone(Exception):  # noqa: N818
 
 
 ROOMS = (
-    *("arrivals", "client", "executor", "lane", "lanes", "leader", "node", "pace", "relayed", "roles", "server"),
-    *("start", "succession", "watchdog"),
+    *("arrivals", "client", "executor", "lane", "lanes", "leader", "membership", "node", "pace", "relayed", "roles"),
+    *("server", "start", "succession", "watchdog"),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -78,6 +79,23 @@ def test_a_rank_that_is_suspended_comes_back() -> None:
     assert found.broken == ""
     assert found.lost == []
     assert found.visits["invited"] < 42
+
+
+def test_a_host_that_is_not_heard_of_is_named_once_and_when_it_is_back() -> None:
+    """All of one, and one rank of another; who is away for a short time only is not spoken of."""
+    faults = [Fault(0.25, "freeze", rank, seconds) for rank, seconds in ((1, 0.5), (2, 3.0), (3, 2.0), (4, 2.0))]
+    found = play(replace(schedule(hosts=tuple("abbcc"), faults=tuple(faults), clients=8), rounds=80))
+    assert found.broken == ""
+    lines = [re.sub(r"\d\.\d s$", "… s", line) for line in found.said.splitlines()]
+    assert lines == [
+        "hpcfl: b (rank 2; clients 1, 2) has not been heard of since round 3, … s",
+        "hpcfl: c (ranks 3, 4; clients 0, 3, 4, 6) has not been heard of since round 3, … s",
+        "hpcfl: c (ranks 3, 4; clients 0, 3, 4, 6) is back, after … s",
+        "hpcfl: b (rank 2; clients 1, 2) is back, after … s",
+    ]
+    first, second = (float(line.split()[-2]) for line in found.said.splitlines()[2:])
+    assert 1 < first < 2
+    assert second - first == pytest.approx(1, abs=0.2)
 
 
 @pytest.mark.parametrize("width", [1, "all", "two-level"])

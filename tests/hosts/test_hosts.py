@@ -1,0 +1,117 @@
+"""Jobs over several hosts, with both MPIs: `make test-hosts`.
+
+Hosts are namespaces of this machine (`hosts.cluster`): the network between them is TCP, and can fail.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers.launcher import alone, mpis
+from hosts.cluster import Cluster, missing
+from hpcfl import store
+from hpcfl.commands.show import summary
+from hpcfl.testing.runs import toml
+
+pytestmark = [pytest.mark.hosts, pytest.mark.skipif(bool(missing()), reason=missing())]
+
+PRESETS = "salf-digits", "fedavg-digits", "srpfl-fedrep-digits", "flic-toy"
+LEFT_SECONDS = 60.0  # within which nobody is left of a job that is over
+SPREAD = 1, 2, 2, 2  # ranks of each host; clients 4 and 5 are those of the last one
+REAL: dict[str, Any] = {
+    **{"clients": 6, "rounds": 100, "clock": "wall", "threads": 1, "evaluate": {"every": 1}},
+    **{"checkpoint": {"every": 100}, "data": {"name": "digits"}, "model": {"name": "mlp"}},
+    **{
+        "algorithm": {"name": "fedavg", "epochs": 1},
+    },
+    **{"participation": {"close": "deadline", "deadline": 0.6}},
+}
+
+
+def run(folder: Path, what: Any, *more: str) -> list[Any]:
+    return ["-m", "hpcfl", "run", what, "--out", folder, *more]
+
+
+def hosts(folder: Path) -> list[str]:
+    return list(json.loads(store.open_run(folder).attrs["hosts"]))
+
+
+def told(job: Any) -> int:
+    """How many rounds a job has told of: one that evaluates tells of each."""
+    return sum(line.startswith("round ") for line in job.out.splitlines())
+
+
+def over(cluster: Cluster, job: Any, code: int = 0) -> None:
+    """Wait for a job's end, and for that of all that belongs to it."""
+    assert job.wait() == code, job.out + job.err
+    cluster.until(lambda: not cluster.left(), LEFT_SECONDS)
+
+
+def came(folder: Path, clients: Sequence[int]) -> np.ndarray[Any, Any]:
+    """Whether visits of these clients counted, by round, bool [rounds, clients]."""
+    found: np.ndarray[Any, Any] = store.open_run(folder)["arrived"].sel(client=list(clients)).values == 1
+    return found
+
+
+@pytest.mark.parametrize("mpi", mpis())
+@pytest.mark.parametrize("preset", PRESETS)
+def test_three_hosts_give_the_bits_of_one_process(preset: str, mpi: str, tmp_path: Path) -> None:
+    one, several = tmp_path / "one", tmp_path / "several"
+    assert alone([sys.executable, *map(str, run(one, preset, "--set", "rounds=8"))]).code == 0
+    words = run(several, preset, "--set", "rounds=8")
+    with Cluster(3, [tmp_path]) as cluster, cluster.live(mpi, (1, 2, 2), words, tmp_path / "job") as job:
+        over(cluster, job)
+    assert hosts(several) == ["h1", "h2", "h2", "h3", "h3"]
+    assert summary(several)["state_sha256"] == summary(one)["state_sha256"]
+
+
+@pytest.mark.parametrize("mpi", mpis())
+@pytest.mark.parametrize(("fault", "mended"), [("cut", "join"), ("freeze", "thaw")])
+def test_a_host_that_is_away_for_seconds_comes_back(fault: str, mended: str, mpi: str, tmp_path: Path) -> None:
+    """Nothing is lost but visits of its own clients."""
+    folder = tmp_path / "run"
+    speeds = tmp_path / "speeds.csv"
+    speeds.write_text("\n".join(["client,seconds", *(f"{client},0.1" for client in range(6)), ""]))
+    real = REAL | {"speed": {"model": "table", "file": str(speeds)}}
+    words = run(folder, toml(real, tmp_path / "run.toml"))
+    with Cluster(4, [tmp_path]) as cluster, cluster.live(mpi, SPREAD, words, tmp_path / "job") as job:
+        job.until(lambda: told(job) > 10)
+        getattr(cluster, fault)("h4")
+        time.sleep(5)
+        before = told(job)
+        getattr(cluster, mended)("h4")
+        over(cluster, job)
+    assert hosts(folder) == ["h1", "h2", "h2", "h3", "h3", "h4", "h4"]
+    assert came(folder, range(4)).all()
+    away = came(folder, (4, 5))
+    assert not away[before - 2 : before].any()
+    assert away[:10].all()
+    assert away[-5:].all()
+    assert job.err.count("h4 (ranks 5, 6; clients 4, 5) has not been heard of since round") == 1
+    back = re.findall(r"h4 \(ranks? ([\d, ]+); clients? [\d, ]+\) is back, after", job.err)
+    assert sorted(", ".join(back).split(", ")) == ["5", "6"]  # together or one by one
+
+
+@pytest.mark.parametrize("mpi", mpis())
+def test_a_run_whose_host_was_killed_goes_on_on_the_others_to_the_bit(mpi: str, tmp_path: Path) -> None:
+    keys = "--set", "rounds=40", "--set", "evaluate.every=1", "--set", "checkpoint.every=1"
+    one, killed = tmp_path / "one", tmp_path / "killed"
+    assert alone([sys.executable, *map(str, run(one, "fedavg-digits", *keys))]).code == 0
+    with Cluster(3, [tmp_path]) as cluster:
+        with cluster.live(mpi, (1, 2, 2), run(killed, "fedavg-digits", *keys), tmp_path / "first") as job:
+            job.until(lambda: told(job) > 5)
+            cluster.kill("h3")
+            job.process.wait(LEFT_SECONDS)
+        assert store.read_status(killed).state != "done"
+        with cluster.live(mpi, (1, 2), ["-m", "hpcfl", "resume", killed], tmp_path / "second") as job:
+            over(cluster, job)
+    assert summary(killed)["state_sha256"] == summary(one)["state_sha256"]
