@@ -264,10 +264,10 @@ class Reporter:
             self.bar.start()
             install()  # what is printed meanwhile goes to the bar's console, until it stops
 
-    def round(self, done: int, row: Mapping[str, Any], unreachable: int = 0) -> None:
-        """Tell of one round, and how many could not be invited; in a log only where it was evaluated."""
+    def round(self, done: int, row: Mapping[str, Any]) -> None:
+        """Tell of one round; in a log only where it was evaluated."""
         if "client_test_loss" in row:
-            known, invited = tested(row), int(np.sum(row["cohort"]))
+            known, invited, unreachable = tested(row), int(np.sum(row["cohort"])), row.get("unreachable", 0)
             self.short = plain(known)
             known += f"objective {row['objective']:.6g}  " if "objective" in row else ""
             loss = f"loss {row['loss']:.4f}  " if "loss" in row else "void  " if invited else ""
@@ -338,7 +338,7 @@ class Recorder:
             row["rejected"], row["fate"] = rejected, self._fates(plan, record)
             self._log(plan, record)
             self.segment.write(plan.round, row)
-            self.reporter.round(plan.round + 1, row, self._unreachable(plan))
+            self.reporter.round(plan.round + 1, {**row, "unreachable": self._unreachable(plan)})
 
     def _unreachable(self, plan: Plan) -> int:
         """Return how many were drawn in real time and could not be invited: their ranks are late, or lost."""

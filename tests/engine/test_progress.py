@@ -29,7 +29,7 @@ def test_seconds_are_called_by_their_clock(clock: str, capsys: pytest.CaptureFix
     reporter = Reporter(9, 0, clock)
     reporter.round(1, {**ROW, "sim_seconds": 1.0})
     reporter.round(2, {key: value for key, value in ROW.items() if "client_" not in key})  # not evaluated
-    reporter.round(3, ROW, unreachable=2)
+    reporter.round(3, {**ROW, "unreachable": 2})
     reporter.close()
     assert capsys.readouterr().out.splitlines() == [
         f"round 1/9  mean_client_accuracy 0.5000  loss 1.5000  2/3 arrived  {clock} 1.0 s",

@@ -198,7 +198,7 @@ USERS = b'{"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": ['
 FORMATS: dict[str, tuple[str, bytes, Callable[[Path], Any]]] = {
     "idx": ("x", b"\0\0\x08\x01\0\0\0\x05", lambda path: mnist.read_idx(path, 1)),
     "idx.gz": ("x", b"\x1f\x8b\x08\0\0\0\0\0\0\xff", lambda path: mnist.read_idx(path, 1)),
-    "leaf": ("x.json", USERS, lambda path: femnist.read_leaf(path.parent, 2, 62)),
+    "leaf": ("x.json", USERS, lambda path: femnist.read_leaf(path.parent)),
     "glove": ("x", b"good 1.0 2.0\n", lambda path: sent140.read_glove(path, {"good"})),
     "speeds": ("x.csv", b"client,seconds\n", lambda path: Table(file=str(path)).values),
     "hdf5": ("x.h5", b"", hdf5_file.survey),
