@@ -338,7 +338,9 @@ class Recorder:
             row["rejected"], row["fate"] = rejected, self._fates(plan, record)
             self._log(plan, record)
             self.segment.write(plan.round, row)
-            self.reporter.round(plan.round + 1, {**row, "unreachable": self._unreachable(plan)})
+            if "client_test_loss" in row:  # else nothing is told of the round
+                row["unreachable"] = self._unreachable(plan)
+            self.reporter.round(plan.round + 1, row)
 
     def _unreachable(self, plan: Plan) -> int:
         """Return how many were drawn in real time and could not be invited: their ranks are late, or lost."""

@@ -46,9 +46,10 @@ class Absences:
 
     def look(self, round: int) -> None:
         """Take note of who is late when the clients of a round are invited."""
-        late, dead, now = self._clients_in("late"), self._clients_in("dead"), time.monotonic()
+        late, now = self._clients_in("late"), time.monotonic()
         if not late and not self._since:
             return
+        dead = self._clients_in("dead")
         rows = [row for lane in self.lanes.all for row in zip(lane.topology.ranks, lane.topology.hosted)]
         clients, away = dict(rows), {rank for rank, own in rows if late.intersection(own)}
         gone = self._since.keys() - {rank for rank, own in rows if dead.isdisjoint(own)}

@@ -149,8 +149,6 @@ class Process:
     due: float = inf
     looks: tuple[float, int] = (0.0, 0)  # when it has looked last, and how often at that time
     turn: int = 0  # so often it has waited: who wakes it up for an earlier time comes too late
-    gradients: bool = True
-    """Whether torch was to compute them when it waited: that is kept by thread, and here all share one."""
 
 
 class Network:
@@ -227,6 +225,7 @@ class Network:
         """Let something begin on a rank."""
 
         def body() -> None:
+            torch.set_grad_enabled(True)  # torch keeps that by thread, and here all share one
             try:
                 if rank not in self.dead:
                     run()
@@ -243,9 +242,10 @@ class Network:
     def run(self, until: Callable[[], bool], most: float = inf) -> None:
         """Let time pass until something holds, or raise what a process has raised; Violation after `most` seconds."""
         self._until, self._most, self._failure = until, most, None
-        while (process := self._chosen()) is not None:
-            self._take_turn(process)
-            process.routine.switch()
+        with torch.enable_grad():
+            while (process := self._chosen()) is not None:
+                self._take_turn(process)
+                process.routine.switch()
         if self._failure is not None:
             raise self._failure
 
@@ -265,9 +265,9 @@ class Network:
         end = self.now + max(seconds, TICK)
         process.due = end if wake else inf
         self.at(end, process, process.turn)
-        process.gradients = torch.is_grad_enabled()
+        gradients = torch.is_grad_enabled()
         self._outside.routine.switch()
-        torch.set_grad_enabled(process.gradients)
+        torch.set_grad_enabled(gradients)
         if process.rank in self.dead:
             raise Killed
         return self.now < end

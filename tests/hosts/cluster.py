@@ -71,8 +71,8 @@ class Cluster:
 
     Attributes
     ----------
-    inits : dict of str to Popen
-        The first process of each host's namespaces, and its number out here.
+    inits : dict of str to int
+        The number out here of the first process of each host.
     """
 
     def __init__(self, hosts: int, share: Sequence[Path] = ()) -> None:
@@ -208,6 +208,8 @@ class Cluster:
         **files: Any,
     ) -> subprocess.Popen[str]:
         """Start a command on a host, as a process group of its own."""
+        env = {**os.environ, "PATH": PATH, "OMP_NUM_THREADS": "1", **self.settings, **(env or {})}
+        env.pop("PRTE_MCA_rmaps_default_mapping_policy", None)  # with one, Open MPI puts all ranks on the first host
         inside = ["/bin/sh", "-c", 'cd "$1" && shift && "$@" <&0 & wait $!', "sh", cwd or self.here, *words]
         return subprocess.Popen(
             [*map(str, (*self._entered(host), *inside))],
@@ -215,7 +217,7 @@ class Cluster:
             text=True,
             errors="replace",
             start_new_session=True,
-            env={**os.environ, "PATH": PATH, "OMP_NUM_THREADS": "1", **self.settings, **(env or {})},
+            env=env,
             **files,
         )
 

@@ -22,7 +22,7 @@ from hpcfl import store
 from hpcfl.commands.show import summary
 from hpcfl.testing.runs import toml
 
-pytestmark = [pytest.mark.hosts, pytest.mark.skipif(bool(missing()), reason=missing())]
+pytestmark = pytest.mark.hosts
 
 PRESETS = "salf-digits", "fedavg-digits", "srpfl-fedrep-digits", "flic-toy"
 LEFT_SECONDS = 60.0  # within which nobody is left of a job that is over
@@ -30,11 +30,15 @@ SPREAD = 1, 2, 2, 2  # ranks of each host; clients 4 and 5 are those of the last
 REAL: dict[str, Any] = {
     **{"clients": 6, "rounds": 100, "clock": "wall", "threads": 1, "evaluate": {"every": 1}},
     **{"checkpoint": {"every": 100}, "data": {"name": "digits"}, "model": {"name": "mlp"}},
-    **{
-        "algorithm": {"name": "fedavg", "epochs": 1},
-    },
-    **{"participation": {"close": "deadline", "deadline": 0.6}},
+    **{"algorithm": {"name": "fedavg", "epochs": 1}, "participation": {"close": "deadline", "deadline": 0.6}},
 }
+
+
+@pytest.fixture(autouse=True, scope="module")
+def possible() -> None:
+    """Skip all where there can be no hosts: that is not asked while tests are collected."""
+    if reason := missing():
+        pytest.skip(reason)
 
 
 def run(folder: Path, what: Any, *more: str) -> list[Any]:
