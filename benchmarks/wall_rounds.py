@@ -127,6 +127,10 @@ class Timed(Server):
     began = took = 0.0
     attempt: Attempt
 
+    def __init__(self, job: Job, *given: Any) -> None:
+        super().__init__(job, *given)
+        self.absences.hosts = ["here"] * self.size
+
     def _attempt(self, *given: Any) -> RoundOutcome:
         outcome = super()._attempt(*given)
         self.took = time.monotonic() - outcome.start

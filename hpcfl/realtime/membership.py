@@ -11,9 +11,9 @@ import numpy as np
 
 from hpcfl import store
 from hpcfl.base.errors import listed
-from hpcfl.base.lazy import torch
 from hpcfl.base.terminal import say
-from hpcfl.base.types import Ints, State
+from hpcfl.base.types import Ints
+from hpcfl.engine.checkpointing import restored
 from hpcfl.engine.job import Job
 from hpcfl.mpi.placement import Chunk
 from hpcfl.realtime.lane import BUSY, Lane
@@ -53,8 +53,8 @@ class Absences:
         rows = [row for lane in self.lanes.all for row in zip(lane.topology.ranks, lane.topology.hosted)]
         clients, away = dict(rows), {rank for rank, own in rows if late.intersection(own)}
         gone = self._since.keys() - {rank for rank, own in rows if dead.isdisjoint(own)}
-        back = self._since.keys() - away - gone  # of those who are gone others tell
-        self._tell("returned", "is back, after {1:.1f} s", self._told & back, clients, now)
+        # of those who are gone others tell
+        self._tell("returned", "is back, after {1:.1f} s", self._told - away - gone, clients, now)
         self._since = {rank: self._since.get(rank, (round, now)) for rank in away}
         self._told &= away
         new = {rank for rank in away - self._told if round - self._since[rank][0] >= ABSENT_ROUNDS - 1}
@@ -146,8 +146,10 @@ class Orphans:
         for each in self.waiting:
             if each.host in load:
                 load[each.host] += len(each.chunk.clients)
+            else:
+                each.host = NOWHERE
         for each in self.waiting if load else ():
-            if each.host not in load:
+            if each.host == NOWHERE:
                 each.host = min(load, key=lambda rank: (load[rank], rank))
                 load[each.host] += len(each.chunk.clients)
 
@@ -156,30 +158,21 @@ class Orphans:
         mine = [each for each in self.waiting if each.host == host]
         chunks = [each.chunk for each in mine]
         handover = Handover(chunks, self.job.like)
-        cohort, states = np.sort(handover.clients), handover.sent(self._states(handover.clients, saved))
-        lane.ask(Command(Op.ADOPT, cohort=cohort), Adopt(), Done(lane.topology), states)
+        known = store.load_personal(saved, handover.clients, check=True) if saved and self.job.personal_bytes else {}
+        states = {client: self.job.algorithm.init_client(self.job.task, client) for client in handover.clients}
+        states |= {client: restored(states[client], own) for client, own in known.items()}
+        command = Command(Op.ADOPT, cohort=np.sort(handover.clients))
+        lane.ask(command, Adopt(), Done(lane.topology), handover.sent(states))
         lane.host(lane.topology.with_more(chunks))
         self.waiting = [each for each in self.waiting if each.host != host]
         rounds = store.personal_rounds(saved, handover.clients) if saved else dict.fromkeys(handover.clients, 0)
         for lost in dict.fromkeys(each.lost for each in mine):
             clients = [client for each in mine if each.lost == lost for client in each.chunk.clients.tolist()]
-            for client in clients:
-                where = f"at rank {host} in place of rank {lost}{self._since([rounds[client]])}"
-                self.events.append(("rehosted", client, where))
+            where = f"at rank {host} in place of rank {lost}"
+            self.events += [("rehosted", client, where + self._since([rounds[client]])) for client in clients]
             many, since = "s" * (len(clients) > 1), self._since(rounds[client] for client in clients)
             say(f"client{many} {listed(clients)} of rank {lost} go{'' if many else 'es'} on at rank {host}{since}")
         return [lane]
-
-    def _states(self, clients: list[int], saved: Path | None) -> dict[int, State]:
-        known = store.load_personal(saved, clients, check=True) if saved and self.job.personal_bytes else {}
-        states = {}
-        for client in clients:
-            like, saved_state = self.job.algorithm.init_client(self.job.task, client), known.get(client, {})
-            states[client] = {
-                name: torch.from_numpy(saved_state[name]).to(value.dtype) if name in saved_state else value
-                for name, value in like.items()
-            }
-        return states
 
     def _since(self, rounds: Iterable[int]) -> str:
         """Return of when the personal state is with which clients go on, "" where they have none."""

@@ -37,6 +37,8 @@ def lanes(job: Job, comms: Comms, nodes: Tree, facts: tuple[Any, ...]) -> tuple[
         own, others = _channels(comms, nodes, rank, leads=True)
         made.append(Lane(topology([rank], job.chunks), own, *facts))
         if others is not None:
+            # where this rank dies, MPI tells of it on channels to it, not on those by way of others
+            made[-1].begin(word(comms[0], rank, leads=True).up(NOTHING))
             spare[rank] = Lane(topology([rank], job.chunks), others, *facts)
     return made, spare
 
@@ -74,13 +76,13 @@ class RelayedRank:
         """Return the server's last word, once there is nothing more to pass on."""
         last = self.client.serve()
         if self.relay is not None:
-            limit = LAST_SECONDS if last.hard else 2 * LEAVE_SECONDS
-            patience, end = Patience(), time.monotonic() + limit
+            patience, end = Patience(), time.monotonic() + (LAST_SECONDS if last.hard else 2 * LEAVE_SECONDS)
             while not self.relay.over and time.monotonic() < end:
                 self.relay.look()
                 patience.pause()
         elif self.client.spare is not None:
-            self._said = farewell(self.comms, self.leader, self.rank).up(NOTHING)
+            said = farewell(self.comms, self.leader, self.rank), word(self.comms[0], self.rank, leads=False)
+            self._said = [channel.up(NOTHING) for channel in said]
         return last
 
 

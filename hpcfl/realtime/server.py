@@ -13,6 +13,7 @@ import numpy as np
 from hpcfl import store
 from hpcfl.base.errors import Interrupted, RunError
 from hpcfl.base.memory import freeze
+from hpcfl.base.terminal import say
 from hpcfl.base.types import Floats, Ints, State
 from hpcfl.engine.iterated import iterate
 from hpcfl.engine.job import Job, Progress
@@ -31,6 +32,7 @@ from hpcfl.realtime.questions import SAVE_SECONDS
 from hpcfl.realtime.succession import Succession
 from hpcfl.realtime.watchdog import LEAVE_SECONDS
 from hpcfl.schedule.plan import Attempt, Plan
+from hpcfl.schedule.planner import MOST_ATTEMPTS
 from hpcfl.sums.message import Sums
 from hpcfl.sums.packing import Bytes, Packing
 
@@ -123,6 +125,7 @@ class Server(Rounds):
         """Run one round: invite, wait until the rule says that it is over, return what happened and the sums.
 
         A round in which fewer than ``min_clients`` visits counted is void, and repeated; `limits` as `RunGuard.limits`.
+        Raises RunError after as many void attempts as in simulated time.
         """
         began, repeats = time.monotonic(), 0
         while True:
@@ -130,8 +133,13 @@ class Server(Rounds):
             self.job.planner.saw(outcome.seconds, outcome.attempt.closing(outcome.seconds))
             if outcome.enough:
                 break
-            outcome.void()
             repeats += 1
+            what = self.job.planner.void(repeats, outcome.count)
+            outcome.void()
+            if repeats == MOST_ATTEMPTS:
+                raise RunError(f"round {round}: given up after {what}")
+            if repeats in (MOST_ATTEMPTS // 100, MOST_ATTEMPTS // 10):
+                say(f"round {round}: {what}")
         plan = outcome.plan(time.monotonic() - began, repeats)
         return plan, outcome.sums(plan)
 
@@ -297,8 +305,7 @@ class Server(Rounds):
     @property
     def homes(self) -> Ints:
         homes = super().homes
-        for client, rank in self.wrote.items():
-            homes[client] = rank
+        homes[[*self.wrote]] = [*self.wrote.values()]
         return homes
 
     def _last_saved(self, clients: list[int], saved: Path | None) -> Iterator[Saved]:

@@ -144,9 +144,12 @@ class Planner:
             duration += plan.duration
             if plan.counted.sum() >= needed:
                 return replace(plan, duration=duration)
-        got = f"{plan.counted.sum()} of the visits to the last one counted"
-        expected = f"expected at least participation.min_clients = {needed}"
-        raise RunError(f"round {round}: given up after {MOST_ATTEMPTS} void attempts: {got}, {expected}")
+        raise RunError(f"round {round}: given up after {self.void(MOST_ATTEMPTS, int(plan.counted.sum()))}")
+
+    def void(self, attempts: int, counted: int) -> str:
+        """Return what is said of a round with so many void attempts, where so many visits to the last one counted."""
+        expected = f"expected at least participation.min_clients = {self.participation.min_clients}"
+        return f"{attempts} void attempts: {counted} of the visits to the last one counted, {expected}"
 
     def attempt(
         self, round: int, number: int = 0, stage: int = 0, cohort: Ints | None = None, closes_after: float | None = None

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -33,7 +33,7 @@ from greenlet import getcurrent, greenlet
 
 from hpcfl.base import lazy
 from hpcfl.base.rng import keyed
-from hpcfl.mpi import waiting
+from hpcfl.mpi import relay, waiting
 from hpcfl.realtime import lane
 
 PROC_FAILED, IN_STATUS = 75, 18
@@ -129,6 +129,26 @@ class Message:
     after: float
     eager: bool
 
+    def Irecv(self, room: Any) -> Request:  # noqa: N802
+        """Receive what `Comm.Improbe` has taken."""
+        np.asarray(room)[:] = np.frombuffer(self.data, dtype=np.uint8)
+        return Request(-1, done=True)
+
+
+class Status:
+    """Of whom a message is that was taken, its tag, and its bytes."""
+
+    def Get_source(self) -> int:  # noqa: N802
+        return self.source
+
+    def Get_tag(self) -> int:  # noqa: N802
+        return self.tag
+
+    def Get_count(self, _: Any) -> int:  # noqa: N802
+        return self.nbytes
+
+    source = tag = nbytes = 0
+
 
 @dataclass
 class Collective:
@@ -199,6 +219,8 @@ class Network:
         self._free: dict[tuple[int, int], float] = defaultdict(float)  # when a link is
         self._collectives: dict[tuple[Any, int], Collective] = {}
         self._pending: dict[int, list[Request]] = defaultdict(list)
+        self._probed: set[Any] = set()  # communicators from which whatever comes is taken
+        self.told: set[int] = set()  # the dead of whom MPI tells
 
     # the clock
 
@@ -344,6 +366,7 @@ class Network:
                 expected.clear()
 
     def _fail(self) -> None:
+        self.told |= self.dead
         for key, expected in self._expected.items():
             if key[1] in self.dead:
                 self._failed([request for request, _ in expected])
@@ -407,27 +430,46 @@ class Network:
         return request
 
     def _match(self, key: tuple[Any, ...]) -> None:
-        _, source, to, _ = key
-        messages, expected = self._sent[key], self._expected[key]
+        to, messages, expected = key[2], self._sent[key], self._expected[key]
+        if messages and key[0] in self._probed and self._ready(key) < inf:
+            self.at(self._ready(key), lambda: self.stir(to))
         while messages and expected and to not in self.dead:
-            message = messages[0]
-            ready = max(message.after, self._cut.get((source, to), 0.0))
-            if source in self.dead and not message.eager and message.after > self.now:
-                return  # it died before all of it had left
+            ready = self._ready(key)
             if ready > self.now:
                 if ready < inf:
                     self.at(ready, lambda: self._match(key))
                 return
-            messages.popleft()
             request, room = expected.popleft()
             into = np.asarray(room).reshape(-1).view(np.uint8)
-            if len(message.data) > into.nbytes:
-                raise Violation(f"{key}: a message of {len(message.data)} bytes for room of {into.nbytes}")
-            if not message.eager:
-                self._finish(message.request)
+            if len(messages[0].data) > into.nbytes:
+                raise Violation(f"{key}: a message of {len(messages[0].data)} bytes for room of {into.nbytes}")
+            message = self._taken(key)
             into[: len(message.data)] = np.frombuffer(message.data, dtype=np.uint8)
-            self.note("received", *key[1:], len(message.data))
             self._finish(request)
+
+    def _ready(self, key: tuple[Any, ...]) -> float:
+        """Return from when on the first message that is under way can be received; inf: never."""
+        _, source, to, _ = key
+        message = self._sent[key][0]
+        if source in self.dead and not message.eager and message.after > self.now:
+            return inf  # it died before all of it had left
+        return max(self.now, message.after, self._cut.get((source, to), 0.0))
+
+    def _taken(self, key: tuple[Any, ...]) -> Message:
+        message = self._sent[key].popleft()
+        if not message.eager:
+            self._finish(message.request)
+        self.note("received", *key[1:], len(message.data))
+        return message
+
+    def probed(self, comm: Any, to: int) -> tuple[tuple[Any, ...], Message] | None:
+        """Take a message that has come for a rank on a communicator, whosever it is; return its key too."""
+        self._probed.add(comm)
+        self.looked()
+        for key, messages in list(self._sent.items()):
+            if key[0] == comm and key[2] == to and messages and self._ready(key) <= self.now:
+                return key, self._taken(key)
+        return None
 
     def _take(self, request: Request) -> None:
         """Note that MPI has memory; nobody else may write to it, nor MPI twice."""
@@ -516,6 +558,12 @@ class Group:
     def Incl(self, ranks: Sequence[int]) -> Group:  # noqa: N802
         return Group([self.members[rank] for rank in ranks])
 
+    def Get_size(self) -> int:  # noqa: N802
+        return len(self.members)
+
+    def Translate_ranks(self, ranks: Iterable[int], group: Group) -> list[int]:  # noqa: N802
+        return [group.members.index(self.members[rank]) for rank in ranks]
+
     def Free(self) -> None:  # noqa: N802
         """Do nothing."""
 
@@ -526,7 +574,7 @@ class Comm:
     def __init__(self, network: Network, name: Any, members: Sequence[int], me: int) -> None:
         self.network, self.id, self.members, self.me = network, (name, tuple(members)), tuple(members), me
         self._numbers, self._made = count(), count()
-        self._revoked = False
+        self._known: set[int] = set()  # the dead that it knows of
 
     def Get_rank(self) -> int:  # noqa: N802
         """Return which member this is."""
@@ -554,6 +602,24 @@ class Comm:
     def Irecv(self, room: Any, source: int, tag: int = 0) -> Request:  # noqa: N802
         return self.network.receive((self.id, self.members[source], self.members[self.me], tag), room)
 
+    def Improbe(self, source: int, tag: int, status: Status) -> Message | None:  # noqa: N802
+        """Take a message from anybody, if one has come; it could be that of a dead rank that nobody knows of yet."""
+        if self.network.failures and not self._known >= self.network.told.intersection(self.members):
+            raise Error(PROC_FAILED)
+        taken = self.network.probed(self.id, self.members[self.me])
+        if taken is None:
+            return None
+        (_, sender, _, status.tag), message = taken
+        status.source, status.nbytes = self.members.index(sender), len(message.data)
+        return message
+
+    def Ack_failed(self) -> None:  # noqa: N802
+        """Know of all who are dead by now."""
+        self._known |= self.network.told.intersection(self.members)
+
+    def Get_failed(self) -> Group:  # noqa: N802
+        return Group(sorted(self._known))
+
     def Ibcast(self, data: Any, root: int = 0) -> Request:  # noqa: N802
         return self._together("bcast", data, data)
 
@@ -578,7 +644,8 @@ IN_PLACE = object()
 
 MPI = SimpleNamespace(
     **{"Request": Request, "Exception": Error, "REQUEST_NULL": NULL, "IN_PLACE": IN_PLACE, "SUM": "sum", "MAX": "max"},
-    **{"Status": object, "Intracomm": Comm, "ERR_IN_STATUS": IN_STATUS, "Get_error_string": _named},
+    **{"Status": Status, "Intracomm": Comm, "ERR_IN_STATUS": IN_STATUS, "Get_error_string": _named},
+    **{"ANY_SOURCE": -1, "ANY_TAG": -1, "BYTE": "byte"},
 )
 
 
@@ -712,7 +779,8 @@ def in_place(network: Network) -> Iterator[None]:
                 if not (name == "executor" and key in ("Worker", "threading")):
                     stack.enter_context(patch.object(module, key, own[key]))
         stack.enter_context(patch.object(lane.Lane, "checked", True))
-        stack.enter_context(patch.object(waiting, "time", clock))
+        for module in (waiting, relay):
+            stack.enter_context(patch.object(module, "time", clock))
         stack.enter_context(patch.object(waiting.Patience, "pause", pause))
         mpi.update(vars(MPI))
         stack.enter_context(patch.object(Request, "looked", network.looked))

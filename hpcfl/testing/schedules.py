@@ -40,7 +40,7 @@ from hpcfl.engine.simulated import visit
 from hpcfl.realtime import start
 from hpcfl.realtime.lane import BUSY
 from hpcfl.realtime.watchdog import LeftBehind, Watchdog
-from hpcfl.schedule.plan import Plan
+from hpcfl.schedule.plan import Arrivals, Plan
 from hpcfl.sums.message import ExactSums, Sums
 from hpcfl.testing.network import Comm, Gone, Network, Violation, in_place
 from hpcfl.testing.quick import QUICK
@@ -61,6 +61,14 @@ CLOSES: tuple[dict[str, Any], ...] = (
     {"close": "quorum", "quorum": 3, "grace": 0.02},
     {"close": "first", "first": 3},
     {"close": "all"},
+)
+ARRIVALS: tuple[dict[str, Any], ...] = (
+    {"buffer": 3},
+    {"buffer": 2, "max_staleness": 1},
+    {"buffer": 2, "max_staleness": 1, "stop_stale": True},
+    {"buffer": 2, "concurrency": 2, "dispatch": "reporter"},
+    {"deadline": 0.1, "once_per_version": True},
+    {"buffer": 7, "every_client": True, "max_staleness": 0},
 )
 WIDTHS: tuple[Any, ...] = (1, 1, 2, "node", "all", "two-level", "two-level")
 
@@ -107,6 +115,9 @@ class Played:
     broken: str = ""
     lost: list[str] = field(default_factory=list)
     said: str = ""
+    ended: str = ""
+    """Why the run was given up."""
+    rehosted: set[int] = field(default_factory=set)
     visits: Counter[str] = field(default_factory=Counter)
     sent: Counter[tuple[int, int]] = field(default_factory=Counter)
     """Bytes from one rank to another in messages."""
@@ -152,6 +163,14 @@ def drawn(seed: int, faults: bool = True) -> Schedule:
     quick = bool(rng.random() < QUICK_SHARE)
     if width == "two-level" and rng.random() < 0.5:
         config["fan_out"] = 2  # then a third node's leader is below another one
+    if width in (1, "two-level") and rng.random() < 0.2:
+        config["participation"] = {"close": "arrivals", **one(ARRIVALS)}
+    if fails and width != "two-level" and rng.random() < 0.5:
+        config["lost_clients"] = "rehost"
+        if config["participation"]["close"] == "arrivals":  # a client may go on between two visits of one round
+            config["algorithm"] = {key: method[key] for key in method.keys() - PERSONAL.keys()}
+    if fails and rng.random() < 0.2:
+        config["lost_after"] = 2.0
     return Schedule(seed, json.dumps(config), hosts, network, tuple(happens), (1 + quick) * ROUNDS, quick)
 
 
@@ -184,19 +203,42 @@ class Reference:
         self.job = fresh(schedule)
         self.now = self.job.begin(0)
         self.now.personal = {chunk.number: self.job.enter(chunk) for chunk in self.job.chunks}
+        self.visits: set[tuple[int, int, int]] = set()  # that have counted, where arrivals end rounds
         self.exact = json.loads(schedule.config)["lane_width"] in (1, "two-level")
 
     def check(self, plan: Plan, sums: Sums, shared: dict[str, torch.Tensor]) -> None:
         """Raise Violation where the sums of a round are not those of the visits that counted."""
-        wanted, self.now.shared = ExactSums(self.job.layout), shared
+        wanted, self.now.shared, self.now.served[plan.round] = ExactSums(self.job.layout), shared, shared
         for part in plan.parts():
             visit(self.job, part, self.job.chunks, self.now, wanted)
+        if plan.arrivals is not None:
+            self._check_arrivals(plan, plan.arrivals)
         for name in wanted:
             weight, other = sums.weight(name), wanted.weight(name)
             if not np.isclose(weight, other, rtol=0 if self.exact else 1e-6):
                 raise Violation(f"round {plan.round}: weight {weight:g} of {name}, expected {other:g}")
             if weight and not self._alike(sums.total(name), wanted.total(name)):
                 raise Violation(f"round {plan.round}: another sum of {name}")
+
+    def _check_arrivals(self, plan: Plan, known: Arrivals) -> None:
+        """Raise Violation where a visit counts twice, is too old, or counts though enough had come."""
+        rules, came = self.job.config.participation, zip(plan.cohort, known.versions, known.numbers)
+        for client, version, number in ((int(c), int(v), int(n)) for c, v, n in came):
+            if (client, version, number) in self.visits:
+                raise Violation(f"round {plan.round}: visit {number} of client {client} of version {version} again")
+            if plan.round - version > (inf if rules.max_staleness is None else rules.max_staleness):
+                raise Violation(f"round {plan.round}: client {client} began with version {version}")
+            self.visits.add((client, version, number))
+        if rules.buffer and not rules.every_client and len(plan.cohort) != rules.buffer:
+            raise Violation(f"round {plan.round}: {len(plan.cohort)} visits count, expected {rules.buffer}")
+        if len(set(known.waiting.tolist())) < len(known.waiting):
+            raise Violation(f"round {plan.round}: clients are at work twice: {known.waiting}")
+
+    def restart(self, client: int) -> None:
+        """Let a client go on, at another rank, with the state that it had before its first visit."""
+        chunk = next(each for each in self.job.chunks if client in each.clients)
+        for name, value in self.job.algorithm.init_client(self.job.task, client).items():
+            self.now.personal[chunk.number][name][int(chunk.places(np.array([client]))[0])] = value
 
     def check_personal(self, states: dict[int, dict[str, np.ndarray]]) -> None:
         """Raise Violation where clients have other state than what counted has made of it."""
@@ -236,13 +278,17 @@ def play(schedule: Schedule) -> Played:
             while now.round < schedule.rounds:
                 _round(job, rounds, now, reference, found, most)
         except RunError as error:
-            if not rounds.lanes.lost:
+            if not rounds.lanes.lost and "void attempts" not in str(error):
                 raise Violation(f"nobody is lost, and yet: {error}") from None
+            found.ended = str(error)
         rounds.lanes.wait_for_all(30.0)
         states = {int(ids[0]): {name: value[0] for name, value in state.items()} for ids, state in rounds.personal(now)}
         lost = {each for loss in rounds.lanes.lost for each in loss.clients}
+        if job.config.lost_clients == "rehost":
+            lost = {*rounds.orphans.clients.tolist()}
         late = {each for lane in rounds.lanes.those(*BUSY, "dead") for each in lane.hosted.tolist()} | {*rounds.stale}
-        reference.check_personal({each: states[each] for each in states.keys() - lost - late})
+        if not (found.ended and job.config.participation.by_arrivals):  # else some of a round that is none has counted
+            reference.check_personal({each: states[each] for each in states.keys() - lost - late})
         ended.append(network.now)
         missing, _ = rounds.leave(now.round, 0, network.failures)
         found.lost = [str(each) for each in rounds.lanes.lost]
@@ -272,7 +318,7 @@ def play(schedule: Schedule) -> Played:
         except Exception as error:
             found.broken = f"{type(error).__name__}: {error}"
     found.events, found.trace, found.said = network.events, network.trace.hexdigest(), said.getvalue()
-    if found.said and not schedule.faults and not found.broken:
+    if found.said and not schedule.faults and "void attempts" not in found.said and not found.broken:
         found.broken = f"nothing has befallen it, and yet: {found.said.splitlines()[0]}"
     alone = json.loads(schedule.config)["lane_width"] in (1, "two-level")  # else ranks are lost with their lane
     for rank in set(range(1, network.ranks)) - {fault.rank for fault in schedule.faults} if alone else ():
@@ -285,6 +331,34 @@ def play(schedule: Schedule) -> Played:
 def _round(job: Job, rounds: Any, now: Progress, reference: Reference, found: Played, most: float) -> None:
     record = Record.open(rounds.phases)
     plan, record.sums = rounds.exchange(now, record)
+    _check_homes(rounds, job)
+    for _, client, _ in rounds.orphans.events:
+        reference.restart(client)
+        found.rehosted.add(client)
+    rounds.orphans.events.clear()
+    if plan.arrivals is None:
+        _check_times(job, plan, reference, most)
+    found.visits["invited"] += len(plan.cohort)
+    found.visits["counted"] += int((plan.depth <= plan.layers).sum())
+    reference.check(plan, record.sums, now.shared)
+    step(job, now, record, plan)
+    now.round += 1
+    close(job, rounds, now, record, plan, "")
+    found.figures, found.wire = found.figures + record.by_rank, found.sent.copy()
+    if now.round % 3 == 0:
+        rounds.scores(now)
+
+
+def _check_homes(rounds: Any, job: Job) -> None:
+    """Raise Violation where a client lives nowhere, or twice."""
+    homes = Counter(client for lane in rounds.lanes.all for client in lane.hosted.tolist())
+    homes.update(rounds.orphans.clients.tolist())
+    if homes != Counter(range(job.config.clients)):
+        raise Violation(f"clients live at so many places: {dict(sorted(homes.items()))}")
+
+
+def _check_times(job: Job, plan: Plan, reference: Reference, most: float) -> None:
+    """Raise Violation where a round has lasted too long or not long enough, or a visit."""
     attempt = job.planner.attempt(plan.round, plan.repeats, cohort=plan.cohort)
     closing, drawn = attempt.closing(plan.seconds), job.config.speed.enforced(attempt)
     if plan.repeats == 0 and plan.duration > closing + most:
@@ -299,15 +373,6 @@ def _round(job: Job, rounds: Any, now: Progress, reference: Reference, found: Pl
     if odd.any():
         took, least = (float(values[odd][0]) for values in (plan.seconds, drawn))
         raise Violation(f"round {plan.round}: a visit took {took:.3f} s, expected {least:.3f} to {plan.duration:.3f}")
-    found.visits["invited"] += len(plan.cohort)
-    found.visits["counted"] += int((plan.depth <= plan.layers).sum())
-    reference.check(plan, record.sums, now.shared)
-    step(job, now, record, plan)
-    now.round += 1
-    close(job, rounds, now, record, plan, "")
-    found.figures, found.wire = found.figures + record.by_rank, found.sent.copy()
-    if now.round % 3 == 0:
-        rounds.scores(now)
 
 
 def _befall(network: Network, fault: Fault) -> None:

@@ -283,6 +283,19 @@ def test_neighbours_go_on_without_the_one_that_passes_their_messages_on(how: int
 
 
 @pytest.mark.slow
+def test_who_is_reached_by_way_of_another_rank_is_missed_when_it_dies(tmp_path: Path) -> None:
+    """Rank 2, which leads nobody: the message of its death comes on no channel that the server waits on."""
+    settings = "lane_width=two-level", "leaders=2", "participation.close=arrivals", "participation.buffer=2"
+    settings += "rounds=80", "checkpoint.every=80", "speed.model=exponential", "speed.kind=dynamic", "speed.rate=4.0"
+    ended = run("openmpi", tmp_path, [(1, 6)], *settings, options=ULFM)
+    assert ended.code == 0, ended.err
+    assert died(tmp_path) == {1}
+    lost = [event["client"] for event in store.events(tmp_path / "run") if event["kind"] == "lost"]
+    assert {*lost} == HOSTED[2]
+    nobody_is_left(tmp_path)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1, 2, "all"])
 @pytest.mark.parametrize("kind", ["kill", "stop"])
 @pytest.mark.parametrize("lost", ["drop", "rehost"])

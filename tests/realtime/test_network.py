@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from hpcfl.testing.schedules import CLOSES, Fault, Schedule, drawn, main, play
 
 MEASURED = Path(__file__).parents[2] / "docs" / "measured"
 DEADLINE, QUORUM, FIRST, ALL = CLOSES
+SEEDS = 10_000  # further apart than an eighth of a million events needs
 
 
 def schedule(seed: int = 1, ranks: int = 4, faults: tuple[Fault, ...] = (), **more: Any) -> Schedule:
@@ -45,6 +47,18 @@ def test_a_seed_is_a_schedule() -> None:
 @pytest.mark.parametrize("seed", range(100, 106))
 def test_drawn_schedules_break_nothing(seed: int) -> None:
     assert play(drawn(seed)).broken == ""
+
+
+@pytest.mark.parametrize("first", range(10**6, 10**6 + 8 * SEEDS, SEEDS))
+def test_a_million_events_break_nothing(first: int) -> None:
+    """An eighth of them, of schedules in which clients learn nothing: these are quick."""
+    events, seeds = 0, count(first)
+    while events < 10**6 / 8:
+        schedule = drawn(next(seeds))
+        if schedule.quick:
+            found = play(schedule)
+            assert found.broken == "", schedule.told
+            events += found.events
 
 
 @pytest.mark.parametrize("width", [1, 2, "all", "two-level"])
@@ -420,3 +434,45 @@ def test_a_message_across_a_cut_link_comes_later() -> None:
 
     talked([sends, receives])
     assert when["there"] >= 0.7
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_where_messages_are_passed_on_the_dead_are_lost(rank: int) -> None:
+    """Rank 2 passes on what ranks 3 and 4 send: of their death MPI told it alone, and the server waited for ever."""
+    rules = {"close": "arrivals", "buffer": 3}
+    tells = {"failures": True}
+    given = schedule(hosts=tuple("aabbb"), lane_width="two-level", participation=rules, network=tells)
+    found = play(replace(given, faults=(Fault(0.25, "kill", rank),), rounds=20))
+    assert found.broken == ""
+    assert [line.split(" (")[0] for line in found.lost] == [f"rank {rank} is lost"]
+
+
+def test_clients_of_lost_ranks_have_no_home_once_all_ranks_are_lost() -> None:
+    """They were to go on at a rank that died before it was free: the run ended with a traceback."""
+    dies = [Fault(0.12, "kill", rank) for rank in (1, 2, 3)]
+    faults = (*dies, Fault(0.1, "freeze", 4, 2.0), Fault(0.8, "kill", 4))
+    rules = {"close": "deadline", "deadline": 0.1, "min_clients": 1}
+    tells = {"failures": True}
+    found = play(schedule(ranks=5, faults=faults, participation=rules, network=tells, lost_clients="rehost"))
+    assert found.broken == ""
+    assert len(found.lost) == 4
+
+
+def test_clients_go_on_at_other_ranks_with_the_state_that_they_began_with() -> None:
+    method = {"name": "fedavg", "batch": 64, "momentum": 0.5, "persist_optimizer": True}
+    tells = {"failures": True}
+    given = schedule(faults=(Fault(0.3, "kill", 2),), algorithm=method, network=tells, lost_clients="rehost")
+    found = play(replace(given, rounds=12))
+    assert found.broken == ""
+    assert found.rehosted
+    assert found.visits["counted"] > 12
+
+
+def test_a_round_that_is_void_again_and_again_is_spoken_of_and_given_up() -> None:
+    """Found by seed 6205: visits that take longer than their round were asked for again for ever."""
+    rules = {"close": "deadline", "deadline": 0.01, "min_clients": 7}
+    found = play(schedule(participation=rules, speed={"model": "exponential", "rate": 5.0}))
+    assert found.broken == ""
+    lines = [line for line in found.said.splitlines() if "void attempts" in line]
+    assert [line.split(" void")[0] for line in lines] == ["hpcfl: round 0: 10", "hpcfl: round 0: 100"]
+    assert found.ended.startswith("round 0: given up after 1000 void attempts: ")
