@@ -289,7 +289,8 @@ class Network:
         self.at(end, process, process.turn)
         gradients = torch.is_grad_enabled()
         self._outside.routine.switch()
-        torch.set_grad_enabled(gradients)
+        if torch.is_grad_enabled() != gradients:
+            torch.set_grad_enabled(gradients)
         if process.rank in self.dead:
             raise Killed
         return self.now < end

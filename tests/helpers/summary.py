@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 SPENT, FROZEN = "processor seconds", "frozen"  # properties of a test's report
+SLOWEST = 12  # tests that are named
 PARTS = "tests", "judges", "notebooks", "simulator", "grids", "docs"
 
 
@@ -25,12 +26,14 @@ def part(nodeid: str) -> str:
 
 def summary(ends: Iterable[Mapping[str, Any]], seconds: float) -> list[str]:
     """Return the last lines of a session that took so many seconds, from its tests' properties and ``nodeid``."""
-    spent, frozen = defaultdict[str, float](float), Counter[str]()
+    spent, frozen, alone = defaultdict[str, float](float), Counter[str](), Counter[str]()
     for each in ends:
         spent[part(each["nodeid"])] += each.get(SPENT, 0.0)
+        alone[each["nodeid"]] += each.get(SPENT, 0.0)
         frozen.update([each[FROZEN]] if FROZEN in each else [])
     by_part = ", ".join(f"{name} {spent[name]:.0f}" for name in PARTS if name in spent)
-    lines = [f"processor-seconds: {by_part}; wall: {seconds:.0f} s"] if spent else []
+    most = ", ".join(f"{name} {taken:.0f}" for name, taken in alone.most_common(SLOWEST))
+    lines = [f"processor-seconds: {by_part}; wall: {seconds:.0f} s", f"most of them: {most}"] if spent else []
     if frozen:
         lines.append(
             "frozen runs compared on this processor: "
