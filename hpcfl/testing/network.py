@@ -128,6 +128,7 @@ class Message:
     request: Request
     after: float
     eager: bool
+    number: int
 
     def Irecv(self, room: Any) -> Request:  # noqa: N802
         """Receive what `Comm.Improbe` has taken."""
@@ -399,7 +400,7 @@ class Network:
             request.error = PROC_FAILED
             return request
         eager = array.nbytes <= self.eager
-        message = Message(sent, request, self._arrival(source, to, array.nbytes, key), eager)
+        message = Message(sent, request, self._arrival(source, to, array.nbytes, key), eager, next(self._order))
         self.note("send", *key[1:], array.nbytes)
         self.sent[source, to] += array.nbytes
         self._sent[key].append(message)
@@ -467,8 +468,13 @@ class Network:
         """Take a message that has come for a rank on a communicator, whosever it is; return its key too."""
         self._probed.add(comm)
         self.looked()
-        for key, messages in list(self._sent.items()):
-            if key[0] == comm and key[2] == to and messages and self._ready(key) <= self.now:
+        first: dict[int, tuple[int, tuple[Any, ...]]] = {}  # of each sender's messages, whatever their tags
+        for key, messages in self._sent.items():
+            if key[0] == comm and key[2] == to and messages:
+                oldest = messages[0].number, key
+                first[key[1]] = min(first.get(key[1], oldest), oldest)
+        for _, key in first.values():
+            if self._ready(key) <= self.now:
                 return key, self._taken(key)
         return None
 
