@@ -265,8 +265,8 @@ class Leader:
         self._passing: deque[tuple[Transfer, Bytes, Sequence[Lane]]] = deque()  # pieces of state, and who expects them
         large = sum(len(group.large) for group in self.formats)
         self.notice = Notice(len(topology.ranks), len(topology.clients), large)
-        self.notice.data[0] = -1
-        self._said, self._said_at = np.zeros(1, dtype=np.int64), -inf
+        self._said, self._said_at = self.notice.copy(), -inf
+        self.notice.data[0] = -1  # which is to be told
         self._telling: Transfer | None = None
         self._sends: list[Transfer] = []
         self._state: list[tuple[Transfer, Bytes]] = []  # that was received last
@@ -451,14 +451,14 @@ class Leader:
         Where silence is counted, it hears that this rank is there though others below it are silent.
         """
         telling = self._telling is not None and not self._telling.done
-        if self._said[0] == Notice.LAST or (telling and not at_once):
+        if self._said.data[0] == Notice.LAST or (telling and not at_once):
             return
         self._note()
         now, lost_after = time.monotonic(), self.lanes.lost_after or inf
         if not self.notice.tells_more(self._said, len(self.formats)) and now < self._said_at + ALIVE_SHARE * lost_after:
             return
-        self._said, self._said_at = self.notice.data.copy(), now
-        self._telling = self._send(self.notices.up(self._said), self._said)
+        self._said, self._said_at = self.notice.copy(), now
+        self._telling = self._send(self.notices.up(self._said.data), self._said)
 
     def _note(self) -> None:
         """Note the state of all ranks, and how far visits have come."""

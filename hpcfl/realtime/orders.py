@@ -61,8 +61,7 @@ class Command:
     def packed(self, hosted: int, clients: int) -> Ints:
         data = self.empty(hosted, clients)
         closes_after = np.float64(self.closes_after).view(np.int64)
-        head = self.op, self.round, self.attempt, closes_after, self.stage, self.stopped, self.hard, self.state
-        data[:HEAD] = head
+        data[:HEAD] = self.op, self.round, self.attempt, closes_after, self.stage, self.stopped, self.hard, self.state
         data[HEAD : HEAD + len(self.counted)] = self.counted
         invited = np.zeros(64 * (len(data) - HEAD - hosted), dtype=bool)
         invited[self.cohort] = True
@@ -125,12 +124,14 @@ class Notice:
     def left(self) -> int:
         return int(self.data[4])
 
-    def tells_more(self, said: Ints, groups: int) -> bool:
-        """Whether it tells more than what was `said` last: of rounds, of ranks, or of visits that are complete."""
-        if len(said) != len(self.data):
-            return True
-        last = Notice(len(self.ranks), len(self.came), len(self.parts))
-        last.data[:] = said
+    def copy(self) -> Notice:
+        """Return another one that tells the same."""
+        made = Notice(len(self.ranks), len(self.came), len(self.parts))
+        made.data[:] = self.data
+        return made
+
+    def tells_more(self, last: Notice, groups: int) -> bool:
+        """Whether it tells more than the last one did: of rounds, of ranks, or of visits that are complete."""
         if (self.data[: self.HEAD] != last.data[: self.HEAD]).any() or (self.ranks[:, 0] != last.ranks[:, 0]).any():
             return True
         return bool(((self.came == groups) != (last.came == groups)).any())

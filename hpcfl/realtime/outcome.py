@@ -192,8 +192,7 @@ class RoundOutcome:
         self.whole = job.planner.whole
         weights = attempt.weights
         self.weights = None if weights is None else dict(zip(attempt.cohort.tolist(), weights.tolist()))
-        self.groups = len(job.layout)
-        self.reached = job.layers.reached
+        self.groups, self.reached = len(job.layout), job.layers.reached
         self.depth: Ints = np.full(len(attempt.cohort), attempt.layers + 1, dtype=np.int64)
         self.seconds: Floats = np.full(len(attempt.cohort), np.inf)
         self.steps: Ints = np.zeros(len(attempt.cohort), dtype=np.int64)
@@ -279,8 +278,8 @@ class RoundOutcome:
         return replace(expected, depth=self.depth, seconds=self.seconds, steps=steps, duration=seconds, repeats=repeats)
 
     def sums(self, plan: Plan) -> ReceivedSums:
-        cohort = self.attempt.cohort
-        sums = ReceivedSums(self.job.layout, cohort, plan.miss_probability, self.received, self.early, self.kept)
+        told = self.job.layout, self.attempt.cohort, plan.miss_probability
+        sums = ReceivedSums(*told, self.received, self.early, self.kept)
         sums.gradients, sums.rejected, sums.norms = self.gradients, self.rejected, self.norms
         return sums
 
@@ -290,9 +289,8 @@ class RoundOutcome:
             return groups
         ((client,),) = one.clients
         sieve = self.job.guard.sieve(1, self.limits)
-        weight = torch.ones(1)
         parts = [
-            [(name, group.value(frame, name)[None], weight) for name in group.blocks]
+            [(name, group.value(frame, name)[None], torch.ones(1)) for name in group.blocks]
             for group, frame in zip(one.formats[:groups], one.frames)
         ]
         for unit in [list(chain(*parts))] if self.whole else parts:
@@ -305,8 +303,7 @@ class RoundOutcome:
         """Return a lane's complete visits that are not summed up, or their samples where these are counted."""
         if self.weights is not None:
             return sum(self.weights[client] for _, _, client in lane.visits.completed)
-        arrived: int = lane.visits.arrived
-        return arrived
+        return int(lane.visits.arrived)
 
     def _note(self, lane: Lane, one: PendingReceive, groups: int) -> None:
         """Note whose visits these are, and how far each had come within its first `groups` groups."""
