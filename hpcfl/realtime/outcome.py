@@ -233,9 +233,9 @@ class RoundOutcome:
         self.summed_up += self._value(lane)
         accepted = self._accepted(one, self.groups)
         self._note(lane, one, accepted)
-        add_all(one, self.early, accepted)
-        if self.job.keeps:
-            self.kept += messages(one, accepted, self.job.keeps)
+        if self.reached[accepted] <= self.attempt.layers:  # a loss without any layer does not count
+            add_all(one, self.early, accepted)
+            self.kept += messages(one, accepted, self.job.keeps) if self.job.keeps else []
         lane.visits.receive_next()
 
     def finish(self, closed: float) -> None:

@@ -352,6 +352,9 @@ class Server(Rounds):
             rest = idle
         with suppress(Interrupted):
             self.lanes.wait_for_all(LEAVE_SECONDS, "ranks to come back and leave", rest)
+            if self.succession is not None:  # who was led by one that has died meanwhile has to hear of the end
+                self.succession.look(self.lanes)
+                self.lanes.wait_for_all(SAVE_SECONDS, "ranks to lead and leave", rest)
         hard = bool(self.lanes.lost) and not without_dead
         command = Command(Op.LEAVE, round, stopped=stopped, hard=hard)
         found = self.lanes.ask(self.job, self.lanes.all, command, what="ranks to leave", rest=rest)

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpcfl.base.errors import RunError
+from hpcfl.base.errors import Interrupted, RunError
 from hpcfl.base.rng import keyed
 from hpcfl.config import from_table
 from hpcfl.engine.job import Job, Progress
@@ -69,6 +69,7 @@ ARRIVALS: tuple[dict[str, Any], ...] = (
     {"buffer": 2, "concurrency": 2, "dispatch": "reporter"},
     {"deadline": 0.1, "once_per_version": True},
     {"buffer": 7, "every_client": True, "max_staleness": 0},
+    {"buffer": 3, "max_seconds": 0.1},
 )
 WIDTHS: tuple[Any, ...] = (1, 1, 2, "node", "all", "two-level", "two-level")
 
@@ -98,10 +99,12 @@ class Schedule:
     rounds: int = ROUNDS
     quick: bool = False
     """Whether clients learn nothing, see `hpcfl.testing.quick`."""
+    stop: float = inf
+    """From this second on it is wished that the run stops."""
 
     @property
     def told(self) -> dict[str, Any]:
-        given = {"hosts": self.hosts, "faults": self.faults, "quick": self.quick}
+        given = {"hosts": self.hosts, "faults": self.faults, "quick": self.quick, "stop": self.stop}
         return {**json.loads(self.config), **given, **self.network}
 
 
@@ -117,6 +120,8 @@ class Played:
     said: str = ""
     ended: str = ""
     """Why the run was given up."""
+    rejected: int = 0
+    """Visits, or layers of them."""
     rehosted: set[int] = field(default_factory=set)
     visits: Counter[str] = field(default_factory=Counter)
     sent: Counter[tuple[int, int]] = field(default_factory=Counter)
@@ -171,7 +176,11 @@ def drawn(seed: int, faults: bool = True) -> Schedule:
             config["algorithm"] = {key: method[key] for key in method.keys() - PERSONAL.keys()}
     if fails and rng.random() < 0.2:
         config["lost_after"] = 2.0
-    return Schedule(seed, json.dumps(config), hosts, network, tuple(happens), (1 + quick) * ROUNDS, quick)
+    if width == 1 and config["participation"]["close"] != "arrivals" and rng.random() < 0.2:
+        config["guard"] = {"max_norm": 1.5}
+    stop = float(rng.uniform(0, 1)) if rng.random() < 0.1 else inf
+    rounds = config["rounds"] = (1 + quick) * ROUNDS
+    return Schedule(seed, json.dumps(config), hosts, network, tuple(happens), rounds, quick, stop)
 
 
 @cache
@@ -199,18 +208,21 @@ def fresh(schedule: Schedule) -> Job:
 class Reference:
     """What counts in each round, computed once more in simulated time."""
 
-    def __init__(self, schedule: Schedule) -> None:
-        self.job = fresh(schedule)
+    def __init__(self, schedule: Schedule, stops: Callable[[], str]) -> None:
+        self.job, self.stops = fresh(schedule), stops
         self.now = self.job.begin(0)
         self.now.personal = {chunk.number: self.job.enter(chunk) for chunk in self.job.chunks}
         self.visits: set[tuple[int, int, int]] = set()  # that have counted, where arrivals end rounds
         self.exact = json.loads(schedule.config)["lane_width"] in (1, "two-level")
 
-    def check(self, plan: Plan, sums: Sums, shared: dict[str, torch.Tensor]) -> None:
+    def check(self, plan: Plan, sums: Sums, shared: dict[str, torch.Tensor], limits: Any) -> None:
         """Raise Violation where the sums of a round are not those of the visits that counted."""
+        record = Record.open()
+        if limits is not None:
+            record.limits, record.norms = limits, np.zeros((self.job.config.clients, len(limits)))
         wanted, self.now.shared, self.now.served[plan.round] = ExactSums(self.job.layout), shared, shared
         for part in plan.parts():
-            visit(self.job, part, self.job.chunks, self.now, wanted)
+            visit(self.job, part, self.job.chunks, self.now, wanted, record=record)
         if plan.arrivals is not None:
             self._check_arrivals(plan, plan.arrivals)
         for name in wanted:
@@ -229,7 +241,8 @@ class Reference:
             if plan.round - version > (inf if rules.max_staleness is None else rules.max_staleness):
                 raise Violation(f"round {plan.round}: client {client} began with version {version}")
             self.visits.add((client, version, number))
-        if rules.buffer and not rules.every_client and len(plan.cohort) != rules.buffer:
+        short = not self.stops() and len(plan.cohort) < (rules.buffer or 0)
+        if rules.buffer and not rules.every_client and (short or len(plan.cohort) > rules.buffer):
             raise Violation(f"round {plan.round}: {len(plan.cohort)} visits count, expected {rules.buffer}")
         if len(set(known.waiting.tolist())) < len(known.waiting):
             raise Violation(f"round {plan.round}: clients are at work twice: {known.waiting}")
@@ -268,17 +281,20 @@ def play(schedule: Schedule) -> Played:
         start.serve(job, comm, schedule.hosts, job.begin(rank), rest)
 
     def server() -> None:
-        job, reference = fresh(schedule), Reference(schedule)
+        job = fresh(schedule)
         comm: Any = Comm(network, "world", range(network.ranks), 0)
         direct = job.config.lane_width == 1
-        now, stop = job.begin(0), SimpleNamespace(requested=lambda: "")
+        now, stop = job.begin(0), SimpleNamespace(requested=lambda: "stop" * (network.now >= schedule.stop))
+        reference = Reference(schedule, stop.requested)
         # what others feel: over a slow link a leader's sums may come too late for what it has told of
         befalls = any(fault.kind != "slow" or not direct for fault in schedule.faults)
         most = inf if befalls else LATE + 100 * network.latency
         rounds = start.lead(job, comm, schedule.hosts, Path("/nowhere"), stop, now)  # type: ignore[arg-type]
         try:
-            while now.round < schedule.rounds:
+            while now.round < schedule.rounds and not stop.requested():
                 _round(job, rounds, now, reference, found, most)
+        except Interrupted:
+            pass
         except RunError as error:
             if not rounds.lanes.lost and "void attempts" not in str(error):
                 raise Violation(f"nobody is lost, and yet: {error}") from None
@@ -332,6 +348,7 @@ def play(schedule: Schedule) -> Played:
 
 def _round(job: Job, rounds: Any, now: Progress, reference: Reference, found: Played, most: float) -> None:
     record = Record.open(rounds.phases)
+    limits = job.guard.limits(now.norms)
     plan, record.sums = rounds.exchange(now, record)
     _check_homes(rounds, job)
     for _, client, _ in rounds.orphans.events:
@@ -340,9 +357,10 @@ def _round(job: Job, rounds: Any, now: Progress, reference: Reference, found: Pl
     rounds.orphans.events.clear()
     if plan.arrivals is None:
         _check_times(job, plan, reference, most)
+    found.rejected += len(record.rejected)
     found.visits["invited"] += len(plan.cohort)
     found.visits["counted"] += int((plan.depth <= plan.layers).sum())
-    reference.check(plan, record.sums, now.shared)
+    reference.check(plan, record.sums, now.shared, limits)
     step(job, now, record, plan)
     now.round += 1
     close(job, rounds, now, record, plan, "")

@@ -468,6 +468,13 @@ def test_clients_go_on_at_other_ranks_with_the_state_that_they_began_with() -> N
     assert found.visits["counted"] > 12
 
 
+def test_the_loss_of_a_visit_that_was_rejected_counts_for_none_of_a_rank_s_clients() -> None:
+    """Found by seed 143: it did where the rank had another visit to take in the same round."""
+    found = play(schedule(ranks=3, participation=ALL, guard={"max_norm": 1.1}))
+    assert found.broken == ""
+    assert found.rejected > 0
+
+
 def test_a_round_that_is_void_again_and_again_is_spoken_of_and_given_up() -> None:
     """Found by seed 6205: visits that take longer than their round were asked for again for ever."""
     rules = {"close": "deadline", "deadline": 0.01, "min_clients": 2}
