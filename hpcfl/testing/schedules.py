@@ -160,6 +160,8 @@ def drawn(seed: int, faults: bool = True) -> Schedule:
     for _ in range(int(rng.integers(0, 4)) if faults else 0):
         when, rank = float(rng.uniform(0, 1)), int(rng.integers(1, ranks))
         kind = one(["freeze", "freeze", "cut", *(["kill"] if fails or "lost_after" in config else [])])
+        if kind == "kill" and not fails:  # a rank that has never been heard of may take its time to start
+            when = max(when, 0.2)
         happens.append(Fault(when, kind, rank, float(10 ** rng.uniform(-3, 0))))
     if rng.random() < 0.2:
         happens.append(Fault(float(rng.uniform(0, 1)), "slow", int(rng.integers(1, ranks)), 10 ** rng.uniform(0, 3)))
