@@ -171,7 +171,7 @@ class PartialSums:
     def _there(self, one: PendingReceive) -> int:
         """Return how many groups of some visits have come: none yet where these would be nothing by themselves."""
         there = len(one.times)
-        return there if isinstance(one, PendingSums) or there >= self.least else 0
+        return there if there >= self.least else 0
 
     def _add(self, lane: Lane, row: int, one: PendingReceive, number: int) -> None:
         add_group(one, number, self.sums)
