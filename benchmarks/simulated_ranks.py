@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/simulated_ranks.py --ranks 10000 --rounds 20
     .venv/bin/python benchmarks/simulated_ranks.py --ranks 10000 --rounds 20 --leaders 100 --fan-out 32
 
-The server and all ranks that lead others are those of any run, each in a thread of `hpcfl.testing.network`. All other
-ranks are puppets: no thread and no torch, but the same messages (visit, state, frames, closing, leaving). A share of
+The server and all ranks that lead others are those of any run, each a coroutine of `hpcfl.testing.network`. All others
+are puppets: no coroutine and no torch, but the same messages (visit, state, frames, closing, leaving). A share of
 them is killed, suspended or has a slow link; puppets do not lead, so no leader is among these. Each layer that a client
 sends is full of its number, so each sum is known, and every killed rank and nobody else has to be lost. A look takes
 `--look` microseconds per lane, on the network's clock too: so long those who have looked wait at least. Memory that is

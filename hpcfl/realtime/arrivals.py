@@ -77,6 +77,7 @@ class ArrivalsServer(Server):
     def __init__(self, job: Job, lanes: Lanes, rest: Callable[[], None] = idle) -> None:
         super().__init__(job, lanes, rest)
         self.rules = job.config.participation
+        self.lane = self._hosts()
         self.at_work: dict[Lane, Flight] = {}
         self.serials: dict[int, int] = {}  # of the shared states of versions
         self.owed: list[int] | None = None

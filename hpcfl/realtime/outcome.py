@@ -289,8 +289,9 @@ class RoundOutcome:
             return groups
         ((client,),) = one.clients
         sieve = self.job.guard.sieve(1, self.limits)
+        weight = torch.ones(1)
         parts = [
-            [(name, group.value(frame, name)[None], torch.ones(1)) for name in group.blocks]
+            [(name, group.value(frame, name)[None], weight) for name in group.blocks]
             for group, frame in zip(one.formats[:groups], one.frames)
         ]
         for unit in [list(chain(*parts))] if self.whole else parts:

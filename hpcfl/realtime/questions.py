@@ -251,8 +251,7 @@ class Score(Question):
         return Table(topology, job.scores, by_client=True)
 
     def begin(self, rank: Asked, command: Command, reply: Table) -> Callable[[], bool]:
-        shared = rank.executor.placed(rank.views)
-        scores = partial(rank.executor.scores, command.round, shared)
+        scores = partial(rank.executor.scores, command.round, rank.executor.placed(rank.views))
         return _computed(rank.worker, scores, partial(reply.put, rank.local_rank))
 
     def seconds(self, job: Job, topology: Topology) -> float:

@@ -37,6 +37,7 @@ from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.loop import close, step
 from hpcfl.engine.record import Record
 from hpcfl.engine.simulated import visit
+from hpcfl.mpi.placement import TWO_LEVEL
 from hpcfl.realtime import start
 from hpcfl.realtime.lane import BUSY
 from hpcfl.realtime.watchdog import LeftBehind, Watchdog
@@ -285,11 +286,11 @@ def play(schedule: Schedule) -> Played:
     def server() -> None:
         job = fresh(schedule)
         comm: Any = Comm(network, "world", range(network.ranks), 0)
-        direct = job.config.lane_width == 1
+        leads = job.config.lane_width == TWO_LEVEL
         now, stop = job.begin(0), SimpleNamespace(requested=lambda: "stop" * (network.now >= schedule.stop))
         reference = Reference(schedule, stop.requested)
         # what others feel: over a slow link a leader's sums may come too late for what it has told of
-        befalls = any(fault.kind != "slow" or not direct for fault in schedule.faults)
+        befalls = any(fault.kind != "slow" or leads for fault in schedule.faults)
         most = inf if befalls else LATE + 100 * network.latency
         rounds = start.lead(job, comm, schedule.hosts, Path("/nowhere"), stop, now)  # type: ignore[arg-type]
         try:
@@ -338,8 +339,9 @@ def play(schedule: Schedule) -> Played:
         except Exception as error:
             found.broken = f"{type(error).__name__}: {error}"
     found.events, found.trace, found.said = network.events, network.trace.hexdigest(), said.getvalue()
-    if found.said and not schedule.faults and "void attempts" not in found.said and not found.broken:
-        found.broken = f"nothing has befallen it, and yet: {found.said.splitlines()[0]}"
+    odd = [line for line in found.said.splitlines() if "void attempts" not in line]
+    if odd and not schedule.faults and not found.broken:
+        found.broken = f"nothing has befallen it, and yet: {odd[0]}"
     alone = json.loads(schedule.config)["lane_width"] in (1, "two-level")  # else ranks are lost with their lane
     for rank in set(range(1, network.ranks)) - {fault.rank for fault in schedule.faults} if alone else ():
         if f"rank {rank}: the run is done" in found.said and not found.broken:
