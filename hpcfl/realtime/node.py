@@ -243,12 +243,15 @@ class NodeLane(Lane):
         return since
 
     def clients_in(self, *states: str) -> Ints:
-        rows = [
-            clients
-            for clients, state in zip(self.topology.hosted, self.noticed.states())
-            if (state if self.state == "idle" or state == "dead" else self.state) in states
-        ]
-        return np.array([client for clients in rows for client in clients], dtype=np.int64)
+        found: list[int] = []
+        for clients, state in zip(self.topology.hosted, self.noticed.states()):
+            if self.state != "idle" and state != "dead":
+                state = self.state
+            elif state == "asked":
+                state = "idle"  # the reply has overtaken the word that it has left
+            if state in states:
+                found += clients
+        return np.array(found, dtype=np.int64)
 
     @property
     def busy(self) -> bool:

@@ -40,6 +40,7 @@ from hpcfl.engine.simulated import visit
 from hpcfl.mpi.placement import TWO_LEVEL
 from hpcfl.realtime import start
 from hpcfl.realtime.lane import BUSY
+from hpcfl.realtime.lanes import GRACE_SECONDS
 from hpcfl.realtime.watchdog import LeftBehind, Watchdog
 from hpcfl.schedule.plan import Arrivals, Plan
 from hpcfl.sums.message import ExactSums, Sums
@@ -212,10 +213,11 @@ class Reference:
     """What counts in each round, computed once more in simulated time."""
 
     def __init__(self, schedule: Schedule, stops: Callable[[], str]) -> None:
-        self.job, self.stops = fresh(schedule), stops
+        self.job, self.schedule, self.stops = fresh(schedule), schedule, stops
         self.now = self.job.begin(0)
         self.now.personal = {chunk.number: self.job.enter(chunk) for chunk in self.job.chunks}
         self.visits: set[tuple[int, int, int]] = set()  # that have counted, where arrivals end rounds
+        self.free = False  # whether all ranks have to be: nothing has befallen any, and the last round was over on all
         self.exact = json.loads(schedule.config)["lane_width"] in (1, "two-level")
 
     def check(self, plan: Plan, sums: Sums, shared: dict[str, torch.Tensor], limits: Any) -> None:
@@ -339,7 +341,10 @@ def play(schedule: Schedule) -> Played:
         except Exception as error:
             found.broken = f"{type(error).__name__}: {error}"
     found.events, found.trace, found.said = network.events, network.trace.hexdigest(), said.getvalue()
-    odd = [line for line in found.said.splitlines() if "void attempts" not in line]
+    words = ["void attempts"]
+    if 2 * network.latency * (1 + network.jitter) > GRACE_SECONDS:  # leaders may seem to be silent
+        words.append(" leads the node of ")
+    odd = [line for line in found.said.splitlines() if not any(word in line for word in words)]
     if odd and not schedule.faults and not found.broken:
         found.broken = f"nothing has befallen it, and yet: {odd[0]}"
     alone = json.loads(schedule.config)["lane_width"] in (1, "two-level")  # else ranks are lost with their lane
@@ -361,6 +366,7 @@ def _round(job: Job, rounds: Any, now: Progress, reference: Reference, found: Pl
     rounds.orphans.events.clear()
     if plan.arrivals is None:
         _check_times(job, plan, reference, most)
+        _check_invited(job, plan, reference)
     found.rejected += len(record.rejected)
     found.visits["invited"] += len(plan.cohort)
     found.visits["counted"] += int((plan.depth <= plan.layers).sum())
@@ -397,6 +403,14 @@ def _check_times(job: Job, plan: Plan, reference: Reference, most: float) -> Non
     if odd.any():
         took, least = (float(values[odd][0]) for values in (plan.seconds, drawn))
         raise Violation(f"round {plan.round}: a visit took {took:.3f} s, expected {least:.3f} to {plan.duration:.3f}")
+
+
+def _check_invited(job: Job, plan: Plan, reference: Reference) -> None:
+    """Raise Violation where somebody was not invited whose rank was free."""
+    drawn = job.planner.attempt(plan.round, plan.repeats).cohort
+    if reference.free and plan.repeats == 0 and (left := np.setdiff1d(drawn, plan.cohort)).size:
+        raise Violation(f"round {plan.round}: all ranks were free, and clients {left} were not invited")
+    reference.free = not reference.schedule.faults and bool((plan.depth == 1).all())
 
 
 def _befall(network: Network, fault: Fault) -> None:
