@@ -49,6 +49,13 @@ TREES = {
     "MPIR_CVAR_IREDUCE_INTRA_ALGORITHM": "sched_binomial",
 }
 FAREWELL = {"OMPI_MCA_async_mpi_finalize": "1"}
+LAUNCHER = re.compile(r"Name:\t(?:mpiexec|mpirun|prterun|prted|mpiexec\.hydra|hydra_pmi_proxy)\n.*\nPPid:\t(\d+)", re.S)
+END = """exec < /dev/null > /dev/null 2>&1; gone() { timeout $2 tail --pid=$1 -f /dev/null; }
+gone $1 $2 && exit
+below=$(cat /proc/$1/task/*/children); kill $1
+gone $1 5 || kill -9 $1
+kill -9 $below"""
+LAUNCHER_SECONDS = 15.0  # for launchers to end a job whose ranks are out of reach: they do that in a second, or never
 
 
 def set_defaults(environ: MutableMapping[str, str]) -> None:
@@ -236,14 +243,29 @@ def end_job(comm: Any, code: int) -> NoReturn:
     """End all ranks at once, without MPI's farewell; the launcher's exit code is `code`.
 
     With ULFM MPI_Abort ends its own rank alone, and leaves the launcher with 0, or waiting for a suspended rank.
-    So this rank ends all others of its host; those of other hosts notice that it is dead.
+    So this rank ends all others of its host; those of other hosts notice that it is dead. A launcher that waits for a
+    host that is out of reach is ended too.
     """
     wait_until_read()
+    end_launcher()
     if has_ulfm(comm):
         end_ranks()
         os._exit(code)
     comm.Abort(code)
     os._exit(code)  # MPICH's Abort comes back, and what would follow may tell of the end as an error
+
+
+def end_launcher() -> None:
+    """Have this job's launcher ended if it is still there `LAUNCHER_SECONDS` later: a process of its own sees to that.
+
+    Nothing is done where it runs on another host, or is a batch system's: these have time limits.
+    """
+    found, above = 0, os.getppid()
+    with suppress(OSError):  # a process that has ended
+        while match := LAUNCHER.match(Path(f"/proc/{above}/status").read_text()):
+            found, above = above, int(match[1])
+    if found:
+        subprocess.Popen(["sh", "-c", END, "sh", str(found), str(LAUNCHER_SECONDS)], start_new_session=True)
 
 
 def wait_until_read(seconds: float = 1.0) -> None:
@@ -319,6 +341,5 @@ def _loaded(because: str = "started by an MPI launcher, but ") -> Any:
         mpi4py.rc(initialize=False, finalize=True)
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        text = " ".join(str(error).split())
-        raise RunError(f"{because}MPI cannot be loaded: {text}") from None
+        raise RunError(f"{because}MPI cannot be loaded: {' '.join(str(error).split())}") from None
     return MPI

@@ -18,7 +18,7 @@ from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.profile import Phases
 from hpcfl.engine.stopping import Stop
 from hpcfl.mpi.channel import Connected, connect, direct, single
-from hpcfl.mpi.launcher import end_job, end_ranks, has_cuda, has_ulfm
+from hpcfl.mpi.launcher import end_job, end_launcher, end_ranks, has_cuda, has_ulfm
 from hpcfl.mpi.placement import TWO_LEVEL, Topology, lane_topologies, topology, tree
 from hpcfl.mpi.transfers import Transfers
 from hpcfl.mpi.waiting import telling
@@ -66,8 +66,7 @@ def lead(
         spare: Mapping[int, Lane] = MappingProxyType({}),
         succession: Succession | None = None,
     ) -> Server:
-        limits = job.config.lost_after, job.config.patience
-        made = kind(job, Lanes(lanes, spare, *limits, phases, transfers), rest)
+        made = kind(job, Lanes(lanes, spare, job.config.lost_after, job.config.patience, phases, transfers), rest)
         made.absences.hosts = hosts
         made.connected, made.apart, made.succession = there, apart, succession
         with suppress(Interrupted):  # the request lasts: the first round hears of it
@@ -146,11 +145,10 @@ def serve(
         last = client.serve()
     except LeftBehind as left:
         say(f"rank {rank}: {left}")
-        codes = {"done": 0, "diverged": Diverged.code}
-        _drop(ended(now.round, codes.get(left.state, Stopped.code)))
+        _drop(ended(now.round, {"done": 0, "diverged": Diverged.code}.get(left.state, Stopped.code)))
     except LeftOut as out:
         say(f"rank {rank}: {out}")
-        _drop(None)
+        os._exit(0)  # as `_drop`, but the job goes on
     stopped = ended(last.round, last.stopped)
     if last.hard:
         _drop(stopped)
@@ -161,8 +159,9 @@ def serve(
 def dismiss(server: Server, comm: MPI.Intracomm, done: int, stopped: Stopped | None) -> None:
     """Let all ranks leave at once; end the job where some do not come back."""
     missing, hard = server.leave(done, stopped.code if stopped else 0, has_ulfm(comm))
-    if has_ulfm(comm):
+    if has_ulfm(comm) and server.lanes.lost:
         end_ranks([loss.rank for loss in server.lanes.lost])  # MPI waits for one that only hangs
+        end_launcher()  # and, as its launcher, for a host that is out of reach
     if missing:
         say(f"the run is recorded, but rank {', '.join(map(str, missing))} did not come back to leave")
         end_job(comm, 1 if stopped is None else stopped.code)
@@ -178,7 +177,8 @@ def _free(comm: MPI.Intracomm, connected: Connected) -> None:
 
 
 def _drop(stopped: Stopped | None) -> NoReturn:
-    """End this process without MPI's farewell: it would wait for the dead."""
+    """End this process without MPI's farewell: it would wait for the dead, as a launcher may."""
+    end_launcher()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0 if stopped is None else stopped.code)

@@ -119,3 +119,24 @@ def test_a_run_whose_host_was_killed_goes_on_on_the_others_to_the_bit(mpi: str, 
         with cluster.live(mpi, (1, 2), ["-m", "hpcfl", "resume", killed], tmp_path / "second") as job:
             over(cluster, job)
     assert summary(killed)["state_sha256"] == summary(one)["state_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("mpi", "options"),
+    [(mpi, ()) for mpi in mpis()] + [("openmpi", ("--with-ft", "ulfm"))] * ("openmpi" in mpis()),
+)
+@pytest.mark.parametrize("more", [{}, {"lane_width": "two-level"}])
+def test_a_job_whose_host_is_cut_off_for_good_ends(
+    more: dict[str, Any], mpi: str, options: tuple[str, ...], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    words = run(folder, toml(REAL | more | {"lost_after": 3.0, "rounds": 60}, tmp_path / "run.toml"))
+    with Cluster(4, [tmp_path]) as cluster, cluster.live(mpi, SPREAD, words, tmp_path / "job", options) as job:
+        job.until(lambda: told(job) > 10)
+        cluster.cut("h4")
+        cluster.until(lambda: store.read_status(folder).state == "done", LEFT_SECONDS)
+        cluster.until(lambda: not cluster.left(), LEFT_SECONDS)
+        assert job.process.wait() is not None
+    assert "h4 (ranks 5, 6; clients 4, 5) has not been heard of since round" in job.err
+    assert all(f"rank {rank} is lost" in job.err for rank in (5, 6))
+    assert came(folder, range(4)).all()
