@@ -109,8 +109,7 @@ class Hdf5(Pooled):
 
     def number_of_clients(self, data_dir: Path | None) -> int | None:
         path = found("data.file", self.file, data_dir)
-        pool = hdf5_file.is_pool(path)
-        return super().number_of_clients(data_dir) if pool else hdf5_file.number_of_clients(path)
+        return super().number_of_clients(data_dir) if hdf5_file.is_pool(path) else hdf5_file.number_of_clients(path)
 
     def pool_header(self, data_dir: Path | None) -> Header:
         path, contents = self._survey_pool(data_dir)

@@ -39,8 +39,7 @@ class Split(NamedTuple):
 def iid(labels: Ints, clients: int, rng: np.random.Generator) -> Parts:
     """Give every client equally many samples, without regard to labels; ``n % clients`` samples are left out."""
     size = len(labels) // clients
-    order = rng.permutation(len(labels))[: size * clients]
-    return list(np.sort(order.reshape(clients, size), axis=1))
+    return list(np.sort(rng.permutation(len(labels))[: size * clients].reshape(clients, size), axis=1))
 
 
 def shards(labels: Ints, clients: int, classes: int, rng: np.random.Generator) -> Parts:
@@ -216,8 +215,7 @@ def _deal(labels: Ints, counts: Ints, rng: np.random.Generator) -> Parts:
         samples.append(rng.permutation(np.flatnonzero(labels == c))[: len(owner)])
         owners.append(owner)
     sample, owner = np.concatenate(samples), np.concatenate(owners)
-    ends = np.cumsum(counts.sum(axis=1))
-    return np.split(sample[np.lexsort((sample, owner))], ends[:-1])
+    return np.split(sample[np.lexsort((sample, owner))], np.cumsum(counts.sum(axis=1))[:-1])
 
 
 def read_split(path: Path, clients: int, pool: tuple[int, int]) -> Split:

@@ -103,8 +103,7 @@ class Simulated(Rounds):
         if plan.arrivals is not None:
             own = plan.arrivals.served
             if not self.serves:  # those states that its own clients have in their hands
-                hosted = np.concatenate([chunk.clients for chunk in self.mine])
-                own = own[np.isin(plan.arrivals.waiting, hosted)]
+                own = own[np.isin(plan.arrivals.waiting, np.concatenate([chunk.clients for chunk in self.mine]))]
             now.served = {v: now.served[v] for v in {*own.tolist()} if v in now.served}
         return plan, sums if self.serves else ExactSums(())
 

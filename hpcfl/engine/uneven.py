@@ -69,8 +69,7 @@ def _apart(compute: Callable[[State, Visits], Sent], task: Task, personal: State
 
 
 def _in_order(rows: Sequence[Ints], values: Sequence[Tensor]) -> Tensor:
-    order = torch.from_numpy(np.concatenate(rows).argsort())
-    return torch.cat([*values])[on_device(order, values[0].device)]
+    return torch.cat([*values])[on_device(torch.from_numpy(np.concatenate(rows).argsort()), values[0].device)]
 
 
 def collected(work: Client) -> Sent:

@@ -262,8 +262,7 @@ def layer_by_layer(
             if not count:
                 return
             moved = {name: params[name][:count].clone()}
-            past = {name: memory[name][:count]} if memory else {}
-            by.apply(moved, {name: gradients[name][:count]}, past)
+            by.apply(moved, {name: gradients[name][:count]}, {name: memory[name][:count]} if memory else {})
             yield name, moved[name]
 
 

@@ -104,14 +104,12 @@ class _Isotropic(Function):
         if polar is not None:
             ctx.save_for_backward(z.sub_(polar, alpha=s).mul_(2 * scale))
         ctx.dtype, ctx.shape = points.dtype, points.shape
-        value = (sigma - s).square().sum(-1) + s * s * (z.shape[-1] - sigma.shape[-1])
-        return value.to(points.dtype)
+        return ((sigma - s).square().sum(-1) + s * s * (z.shape[-1] - sigma.shape[-1])).to(points.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
-        gradient = ctx.saved_tensors[0] * upstream[..., None, None]
-        return gradient.sum_to_size(ctx.shape).to(ctx.dtype), None, None
+        return (ctx.saved_tensors[0] * upstream[..., None, None]).sum_to_size(ctx.shape).to(ctx.dtype), None, None
 
 
 def bures_factor_squared(factor: Tensor | float, points: Tensor, count: Tensor | int, ddof: int = 0) -> Tensor:

@@ -51,8 +51,7 @@ class Collective(Transport):
         with self._met("broadcast"):
             packing = Packing(shared)
             buffer = torch.empty(0) if self.serves else packing.zeros()
-            parts = packing.sent(shared) if self.serves else packing.received(buffer)
-            self._tell(parts)
+            self._tell(packing.sent(shared) if self.serves else packing.received(buffer))
             if self.serves:
                 return shared
             return {name: on_device(value, shared[name].device) for name, value in packing.views(buffer).items()}

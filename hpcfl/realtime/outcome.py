@@ -124,8 +124,7 @@ class ReceivedSums(Sums):
 def contribution(one: PendingReceive, number: int, name: str) -> tuple[Tensor, float | None]:
     """Return a block as it arrived, and what it is still to be multiplied by (None: nothing)."""
     group, frame = one.formats[number], one.frames[number]
-    weight = float(group.weights(frame, name)[0]) if group.ranks == 1 else None
-    return group.whole(frame, name), weight
+    return group.whole(frame, name), (float(group.weights(frame, name)[0]) if group.ranks == 1 else None)
 
 
 def messages(one: PendingReceive, groups: int, blocks: Mapping[str, Block]) -> Iterator[Message]:

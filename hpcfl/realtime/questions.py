@@ -127,8 +127,7 @@ class States(Reply):
     def merge(self, replies: Sequence[States], came: Sequence[bool]) -> None:
         self.there.merge([each.there for each in replies], came)
         nothing = partial(torch.zeros, dtype=torch.uint8)
-        parts = [each.buffer if here else nothing(each.nbytes) for each, here in zip(replies, came)]
-        self.buffer = torch.cat(parts)
+        self.buffer = torch.cat([each.buffer if here else nothing(each.nbytes) for each, here in zip(replies, came)])
 
     def lacking(self) -> list[int]:
         """Return the clients of whom nothing has been received."""
@@ -313,8 +312,7 @@ class Adopt(Question):
 
     def begin(self, rank: Asked, command: Command, reply: Done) -> Callable[[], bool]:
         rank.host(rank.topology.with_more(self.chunks))
-        adopt = partial(rank.executor.adopt, self.chunks, self.handover.states())
-        return _computed(rank.worker, adopt)
+        return _computed(rank.worker, partial(rank.executor.adopt, self.chunks, self.handover.states()))
 
 
 class Release(Question):

@@ -119,8 +119,7 @@ class Doubling(ConfigBase):
             return now
         quiet = self.when == "plateau" and now.since >= self.patience
         small = self.when == "gradient" and signal <= self.threshold / 2**now.number
-        over = quiet or small or now.rounds >= limits[now.number]
-        return entered(now.number + 1, limits) if over else now
+        return entered(now.number + 1, limits) if quiet or small or now.rounds >= limits[now.number] else now
 
 
 def entered(number: int, limits: Sequence[float]) -> Stage:

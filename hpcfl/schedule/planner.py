@@ -466,8 +466,7 @@ class Flights:
 
     def leave(self, clients: Ints, round: int) -> None:
         """Send clients out with the state of a round; when they are due is still to be said."""
-        again = self.version[clients] == round
-        self.number[clients] = np.where(again, self.number[clients] + 1, 0)
+        self.number[clients] = np.where(self.version[clients] == round, self.number[clients] + 1, 0)
         self.version[clients], self.due[clients] = round, 0.0
 
 

@@ -117,8 +117,7 @@ def _list(run_dir: Path, segments: Sequence[Path]) -> None:
             if not isinstance(error, manifest.DamagedError):
                 raise
             tell(f"{error}; it is made anew from the files as they are")
-        closed = [f"metrics/{path.name}" for path in segments if reading.is_closed(path)]
-        manifest.write(run_dir, ["run.h5", *closed])
+        manifest.write(run_dir, ["run.h5", *[f"metrics/{path.name}" for path in segments if reading.is_closed(path)]])
 
 
 def _write(run_dir: Path, attributes: Mapping[str, str], facts: Sequence[Fact], parts: Sequence[Part]) -> None:

@@ -92,8 +92,7 @@ class Anchors:
         return int(self.distance == "samples")
 
     def _of(self, values: Tensor) -> Tensor:
-        rows = torch.arange(len(self.slots), device=values.device)[:, None]
-        return values[rows, self.slots.clamp(min=0)]
+        return values[torch.arange(len(self.slots), device=values.device)[:, None], self.slots.clamp(min=0)]
 
     def _factors(self, params: State) -> Tensor | float:
         return self._of(params[FACTORS]) if FACTORS in params else self.deviation
@@ -171,8 +170,7 @@ def gathered(z: Tensor, groups: Tensor, valid: Tensor | None, slots: Tensor) -> 
         mask = mask & valid.unsqueeze(1)
     most = max(1, int(mask.sum(-1).max()))
     rows = mask.to(torch.uint8).sort(dim=-1, descending=True, stable=True).indices[..., :most]
-    clients = torch.arange(len(z), device=z.device)[:, None, None]
-    return z[clients, rows], mask.gather(-1, rows)
+    return z[torch.arange(len(z), device=z.device)[:, None, None], rows], mask.gather(-1, rows)
 
 
 def _times(noise: Tensor, factor: Tensor | float) -> Tensor:
