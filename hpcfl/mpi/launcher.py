@@ -51,7 +51,7 @@ TREES = {
 FAREWELL = {"OMPI_MCA_async_mpi_finalize": "1"}
 LAUNCHER = re.compile(r"Name:\t(?:mpiexec|mpirun|prterun|prted|mpiexec\.hydra|hydra_pmi_proxy)\n.*\nPPid:\t(\d+)", re.S)
 END = """exec < /dev/null > /dev/null 2>&1; gone() { timeout $2 tail --pid=$1 -f /dev/null; }
-gone $1 $2 && exit
+gone $1 $2; [ $? -eq 124 ] || exit
 below=$(cat /proc/$1/task/*/children); kill $1
 gone $1 5 || kill -9 $1
 kill -9 $below"""
@@ -261,11 +261,11 @@ def end_launcher() -> None:
     Nothing is done where it runs on another host, or is a batch system's: these have time limits.
     """
     found, above = 0, os.getppid()
-    with suppress(OSError):  # a process that has ended
+    with suppress(OSError):  # it has ended, or no process can be begun
         while match := LAUNCHER.match(Path(f"/proc/{above}/status").read_text()):
             found, above = above, int(match[1])
-    if found:
-        subprocess.Popen(["sh", "-c", END, "sh", str(found), str(LAUNCHER_SECONDS)], start_new_session=True)
+        if found:
+            subprocess.Popen(["sh", "-c", END, "sh", str(found), str(LAUNCHER_SECONDS)], start_new_session=True)
 
 
 def wait_until_read(seconds: float = 1.0) -> None:

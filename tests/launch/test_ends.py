@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -188,3 +189,12 @@ finally:
 """
     ended = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (85, ""), ended.stderr
+
+
+@pytest.mark.parametrize(("name", "code"), [("mpiexec", -signal.SIGTERM), ("another", 7)])
+def test_a_launcher_that_stays_is_ended(name: str, code: int, tmp_path: Path) -> None:
+    shell, words = shutil.copy(str(shutil.which("sh")), tmp_path / name), "it.LAUNCHER_SECONDS = 0.1; it.end_launcher()"
+    waits = (
+        f"{sys.executable} -c 'import hpcfl.mpi.launcher as it; {words}'; sleep {60 if code < 0 else 2}; exit {code}"
+    )
+    assert subprocess.run([shell, "-c", waits], check=False).returncode == code
