@@ -6,6 +6,8 @@ import os
 import signal
 from pathlib import Path
 
+from mpi4py import MPI
+
 from hpcfl.algorithms.salf import Salf
 
 
@@ -40,6 +42,6 @@ class Mortal(Salf):
 
     def die(self, client: int) -> None:
         mark = Path(self.marks) / str(client)
-        if not mark.exists():
+        if not mark.exists() and MPI.COMM_WORLD.Get_rank():  # the server tries one visit before the run begins
             mark.touch()
             os.kill(os.getpid(), self.signal)
