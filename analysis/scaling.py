@@ -38,8 +38,8 @@ from scipy.optimize import least_squares, nnls
 
 from hpcfl.base.types import Floats
 from hpcfl.contrib.network.model import Costs, Layout, Link, Load, Prediction, Rates, layouts, predict, two_levels
-from hpcfl.realtime.frames import frame_formats
 from hpcfl.realtime.orders import Command
+from hpcfl.sums.frames import frame_formats
 from hpcfl.sums.message import Block
 
 RANKS = (1_000, 10_000, 100_000)

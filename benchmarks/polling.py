@@ -78,10 +78,10 @@ def many_lanes(comm: Any, count: int, seconds: float) -> dict[str, Any]:
     from hpcfl.mpi.placement import Topology
     from hpcfl.mpi.transfers import Transfers
     from hpcfl.mpi.waiting import wait
-    from hpcfl.realtime.frames import frame_formats
     from hpcfl.realtime.lane import Lane
     from hpcfl.realtime.lanes import Lanes
     from hpcfl.realtime.orders import Command, Op
+    from hpcfl.sums.frames import frame_formats
 
     rank, peers = comm.Get_rank(), comm.Get_size() - 1
     job = wall_rounds.job_of(wall_rounds.Layers(count=1, entries=10), count + 1, 1, {"close": "all"})

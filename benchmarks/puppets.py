@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from wall_rounds import Timed
 
     from hpcfl.engine.job import Job
-    from hpcfl.realtime.frames import FrameFormat
+    from hpcfl.sums.frames import FrameFormat
 
 LAYERS = 4
 VISIT, SLOW = 0.5, 1.5  # parts of the deadline that a visit takes
@@ -284,8 +284,8 @@ def facts_of(job: Job, hosts: list[str], seconds: list[float], rounds: int, apar
 
     from hpcfl.engine.profile import Phases
     from hpcfl.mpi.placement import TWO_LEVEL, lane_ranks
-    from hpcfl.realtime.frames import frame_formats
     from hpcfl.realtime.orders import HEAD, Command, Op
+    from hpcfl.sums.frames import frame_formats
     from hpcfl.sums.packing import Packing
 
     width = job.config.lane_width

@@ -31,9 +31,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from hpcfl.engine.received import ReceivedSums, add_all
 from hpcfl.mpi.cores import cores
-from hpcfl.realtime.frames import FrameFormat, frame_formats
-from hpcfl.realtime.outcome import ReceivedSums, add_all
+from hpcfl.sums.frames import FrameFormat, frame_formats
 from hpcfl.sums.message import Block, ExactSums
 
 LEAST_BYTES = 800_000_000

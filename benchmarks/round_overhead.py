@@ -41,8 +41,8 @@ if launching.inside():
     from hpcfl.engine.job import Job
     from hpcfl.mpi.waiting import wait
     from hpcfl.realtime.client import ClientRank
-    from hpcfl.realtime.frames import FrameFormat, StagedFrame, zero_frames
     from hpcfl.realtime.lane import Lane
+    from hpcfl.sums.frames import FrameFormat, StagedFrame, zero_frames
     from hpcfl.sums.packing import Bytes
 
 WIDTHS: tuple[int | str, ...] = ("all", 1)
@@ -157,7 +157,7 @@ def lead(comm: MPI.Intracomm, job: Job, entries: int, rounds: int) -> Iterator[d
 def follow(comm: MPI.Intracomm, job: Job, entries: int, rounds: int) -> None:
     """Be a client in all of them."""
     client_rank = wall_rounds.client_rank(job, comm)
-    bare, staged = Bare(), [full(group) for group in client_rank.formats]
+    bare, staged = Bare(), [full(group) for group in client_rank.formats.all]
     whole = np.ones((2, len(job.layout) * entries), np.float32)
     for _ in range(rounds):
         client_rank.serve()

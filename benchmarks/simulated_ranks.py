@@ -37,8 +37,8 @@ from hpcfl.engine.job import Job
 from hpcfl.mpi.channel import Connected, direct
 from hpcfl.mpi.placement import tree
 from hpcfl.realtime import start
-from hpcfl.realtime.frames import FrameFormat, frame_formats
 from hpcfl.realtime.orders import HEAD, Command, Op
+from hpcfl.sums.frames import FrameFormat, frame_formats
 from hpcfl.sums.packing import Packing
 from hpcfl.testing.network import Comm, Network, Process, Request, Violation, in_place
 

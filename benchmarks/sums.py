@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpcfl.realtime.frames import frame_formats
-from hpcfl.realtime.outcome import ReceivedSums
+from hpcfl.engine.received import ReceivedSums
+from hpcfl.sums.frames import frame_formats
 from hpcfl.sums.message import Block, ExactSums
 
 WEIGHT = 3.0

@@ -20,6 +20,7 @@ from hpcfl.algorithms import Algorithm
 from hpcfl.base.memory import LEAN_BYTES, give_back
 from hpcfl.base.types import State
 from hpcfl.config import from_table
+from hpcfl.engine.executor import Executor
 from hpcfl.engine.job import Job
 from hpcfl.engine.stopping import Stop
 from hpcfl.mpi.channel import connect
@@ -28,7 +29,6 @@ from hpcfl.mpi.placement import lane_topologies
 from hpcfl.mpi.waiting import Patience
 from hpcfl.realtime import start
 from hpcfl.realtime.client import ClientRank
-from hpcfl.realtime.executor import Executor
 from hpcfl.realtime.outcome import RoundOutcome
 from hpcfl.realtime.server import Server
 from hpcfl.schedule.plan import Attempt

@@ -37,6 +37,7 @@ from hpcfl.engine.record import Recorder, Reporter, about_clients, columns
 from hpcfl.engine.rounds import Rounds
 from hpcfl.engine.simulated import Simulated
 from hpcfl.engine.trial import tried
+from hpcfl.engine.watchdog import Noticeboard, Watchdog
 from hpcfl.launch import host
 from hpcfl.launch.failure import ERROR_FILE, GIVE_UP_SECONDS, fail, noted, raise_together
 from hpcfl.launch.request import RunRequest
@@ -48,7 +49,6 @@ from hpcfl.mpi.placement import check_communicators, check_there, lane_topologie
 from hpcfl.mpi.transport import Transport
 from hpcfl.mpi.waiting import Patience, Roll, names, tell, telling, texts
 from hpcfl.realtime import start
-from hpcfl.realtime.watchdog import Noticeboard, Watchdog
 from hpcfl.store.atomic import number_of
 
 Processes = list[tuple[str, str]]

@@ -17,13 +17,14 @@ import numpy as np
 from hpcfl.base.errors import Interrupted, RunError
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats, Ints
+from hpcfl.engine.executor import acknowledgment
 from hpcfl.engine.job import Job, Progress
+from hpcfl.engine.received import Received, add_all
 from hpcfl.engine.record import Record
 from hpcfl.mpi.transport import idle
-from hpcfl.realtime.lane import BUSY, Lane, PendingReceive
+from hpcfl.realtime.lane import BUSY, Lane
 from hpcfl.realtime.lanes import Lanes
-from hpcfl.realtime.orders import Command, Op, acknowledgment
-from hpcfl.realtime.outcome import add_all
+from hpcfl.realtime.orders import Command, Op
 from hpcfl.realtime.questions import SAVE_SECONDS
 from hpcfl.realtime.server import Server
 from hpcfl.schedule.plan import Fate, Plan
@@ -56,7 +57,7 @@ class Step:
     sums: ExactSums
     ends: float
     came: list[Came] = field(default_factory=list)
-    held: list[PendingReceive] = field(default_factory=list)
+    held: list[Received] = field(default_factory=list)
     rejected: dict[int, Rejection] = field(default_factory=dict)  # by their places in `came`
     ended: dict[int, Fate] = field(default_factory=dict)  # what became of other visits, by client
     fruitless: int = 0
@@ -222,7 +223,8 @@ class ArrivalsServer(Server):
                 self.owed.remove(client)
                 continue
             del self.at_work[lane]
-            self._close(lane)
+            if lane.state == "visiting":
+                lane.close(Command(Op.CLOSE))
 
     # who is sent out
 
@@ -275,16 +277,10 @@ class ArrivalsServer(Server):
         if before != (len(self.orphans.events), self.lanes.all):
             self.lane |= self._hosts()
 
-    def _close(self, lane: Lane) -> None:
-        """Stop the visit that a lane is at, if it is at one."""
-        if lane.state == "visiting":
-            lane.close(Command(Op.CLOSE))
-
     def _halt(self) -> None:
         """Stop all visits: no more rounds are to come. They remain those of clients that are at work."""
-        for lane in self.at_work:
-            if not lane.visits.arrived:
-                self._close(lane)
+        for lane in self.lanes.those("visiting"):
+            lane.close(Command(Op.CLOSE))
         self.at_work = {}
 
     def profiles(self) -> dict[int, Floats]:

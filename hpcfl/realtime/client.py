@@ -18,16 +18,16 @@ from hpcfl.base.errors import RunError
 from hpcfl.base.lazy import MPI
 from hpcfl.base.memory import freeze
 from hpcfl.base.types import State
+from hpcfl.engine.executor import Executor, Worker
 from hpcfl.engine.job import Job
 from hpcfl.engine.profile import Phases
 from hpcfl.mpi.channel import Pair, Requests
 from hpcfl.mpi.placement import Topology, Turn
 from hpcfl.mpi.transfers import complete
 from hpcfl.mpi.waiting import Doze, Patience
-from hpcfl.realtime.executor import Executor, Worker
-from hpcfl.realtime.frames import StagedFrame, formats_of, frame_formats, narrow_formats
 from hpcfl.realtime.orders import Command, Op
 from hpcfl.realtime.questions import QUESTIONS
+from hpcfl.sums.frames import StagedFrame, VisitFormats
 from hpcfl.sums.packing import Bytes, Packing
 
 LOOK_SECONDS = 0.002  # how often a rank that computes looks for the server's word
@@ -112,8 +112,8 @@ class ClientRank:
 
     def host(self, topology: Topology) -> None:
         self.topology = topology
-        self.formats = frame_formats(self.job.layout, len(topology.ranks), topology.most(self.job.together))
-        self.narrow = narrow_formats(self.job.layout, topology, self.job.together, self.job.parts)
+        parts = dict(zip(topology.clients.tolist(), self.job.parts[topology.clients].tolist()))
+        self.formats = VisitFormats(self.job.layout, len(topology.ranks), topology.most(self.job.together), parts)
         self._turns: list[Turn] = []
         self._command = Command.empty(len(topology.clients), self.job.config.clients)
 
@@ -199,13 +199,13 @@ class ClientRank:
         attempt = self.job.planner.attempt(*facts)
         turns = [turn[self.local_rank] for turn in self.topology.turns(command.cohort, self.job.together)]
         self._turns = turns
-        self._posted, self._total = 0, len(turns) * len(self.formats)
+        self._posted, self._total = 0, len(turns) * len(self.formats.all)
         over = self._over = threading.Event()
         yield from self._receive_state(command)
         work = self.executor.visits
         last = begun + attempt.closes_after - self.executor.spare(attempt.closes_after) / 2
         given = attempt, self.views, turns, self.formats, self.local_rank, over
-        self.worker.start(lambda put: work(*given, put, begun, self.narrow))
+        self.worker.start(lambda put: work(*given, put, begun))
         looks, sends = Wait(seconds=LOOK_SECONDS), Wait(seconds=SENDING_SECONDS)
         while self._posted < self._total:
             if (yield from self._interrupted()):
@@ -235,7 +235,7 @@ class ClientRank:
 
     def _send_snapshot(self, over: threading.Event) -> Steps:
         """Send the last snapshot of a visit that has not ended in time, if there is one; the visit ends then."""
-        number, begun = divmod(self._posted, len(self.formats))
+        number, begun = divmod(self._posted, len(self.formats.all))
         for staged in () if begun else self.executor.overdue(number):
             over.set()
             yield from self._post(staged)
@@ -256,7 +256,7 @@ class ClientRank:
     def _close(self) -> Steps:
         """Catch up: send as many frames as any rank of the lane has begun to, then say when this one is free."""
         self._over.set()
-        begun = -self._posted % len(self.formats) if self.job.planner.whole else 0  # what was begun is finished
+        begun = -self._posted % len(self.formats.all) if self.job.planner.whole else 0  # what was begun is finished
         posted, target = np.array([self._posted + begun], dtype=np.int64), np.zeros(1, dtype=np.int64)
         yield from self._wait(self.control.agree(posted, target))
         looks = Wait(seconds=LOOK_SECONDS)
@@ -266,9 +266,8 @@ class ClientRank:
                 yield looks
             yield from self._post(staged)
         while self._posted < max(int(posted[0]), int(target[0])):
-            turn, group = divmod(self._posted, len(self.formats))
-            formats = formats_of(self._turns[turn], self.formats, self.narrow, self.job.parts)
-            yield from self._post(self.executor.staging.nothing(formats[group]))
+            turn, group = divmod(self._posted, len(self.formats.all))
+            yield from self._post(self.executor.staging.nothing(self.formats.of(self._turns[turn])[group]))
             self._progress()
         yield from self._rested()
         yield from self._wait(self.control.meet())

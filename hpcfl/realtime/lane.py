@@ -18,14 +18,14 @@ import numpy as np
 
 from hpcfl.base.lazy import MPI
 from hpcfl.base.types import Floats, Ints
+from hpcfl.engine.received import Received
 from hpcfl.mpi.channel import Pair, Requests
 from hpcfl.mpi.placement import Topology
 from hpcfl.mpi.transfers import Transfer, Transfers
 from hpcfl.mpi.waiting import Bandwidth
-from hpcfl.realtime.frames import REJECTED, Frame, FrameFormat, formats_of, frame_formats, narrow_formats, zero_frames
 from hpcfl.realtime.orders import Command
 from hpcfl.realtime.questions import Question, Reply
-from hpcfl.sums.guard import NO_GROUP
+from hpcfl.sums.frames import Frame, VisitFormats, zero_frames
 from hpcfl.sums.message import Layout
 from hpcfl.sums.packing import Bytes
 
@@ -41,24 +41,13 @@ BUSY = "visiting", "asked", "late"
 """The states in which a rank owes something."""
 
 
-class PendingReceive:
-    """One turn of a lane's ranks, as it is received: a frame per group, and when each of them was there.
+class PendingReceive(Received):
+    """One turn of a lane's ranks, as it is received: a frame per group, and when each of them was there."""
 
-    `clients` says whose visits they are, ``[local rank][place]``.
-    """
-
-    def __init__(
-        self, lane: Lane, clients: list[list[int]], frames: list[Frame], formats: Sequence[FrameFormat]
-    ) -> None:
-        self.lane, self.clients, self.visits = lane, clients, sum(map(len, clients))
-        self.formats, self.frames = formats, frames
+    def __init__(self, lane: Lane, clients: list[list[int]], formats: Sequence[Any], frames: list[Frame]) -> None:
+        super().__init__(clients, formats, frames)
+        self.lane = lane
         self.transfers = [lane.receive(frame) for frame in frames]
-        self.signs = [group.signs(frame) for group, frame in zip(self.formats, frames)]
-        self.times: list[float] = []
-
-    @property
-    def complete(self) -> bool:
-        return len(self.times) == len(self.formats)
 
     def poll(self) -> bool:
         """Note what has arrived since; True once everything has."""
@@ -72,42 +61,6 @@ class PendingReceive:
         whole = self.lane.shared or self.signs[number][0].any()
         self.lane.received += _nbytes(self.frames[number] if whole else self.frames[number][:1])
         self.times.append(time.monotonic())
-
-    def sent(self, groups: int) -> Ints:
-        """Return how many of the first `groups` groups were really sent of each visit, int64 [ranks, places]."""
-        flags = np.array([*(signs[0] for signs in self.signs[:groups]), np.zeros_like(self.signs[0][0])])
-        count: Ints = np.argmin(flags > 0, axis=0)
-        return count
-
-    def rejected(self, groups: int) -> Ints:
-        """Return by which of the first `groups` groups each visit was rejected, int64 [ranks, places].
-
-        `NO_GROUP`: by none.
-        """
-        flags = np.array([*(signs[0] for signs in self.signs[:groups]), np.full_like(self.signs[0][0], REJECTED)])
-        first: Ints = np.argmax(flags == REJECTED, axis=0)
-        return np.where(first < groups, first, NO_GROUP)
-
-    def seconds(self, local_rank: int) -> float:
-        """Return the seconds that a rank's visits had taken when it sent the last group that arrived."""
-        return max((float(signs[1, local_rank].max()) for signs in self.signs[: len(self.times)]), default=0.0)
-
-    def count(self, local_rank: int) -> int:
-        """Return how many visits of a rank these are."""
-        return len(self.clients[local_rank])
-
-    def came(self, local_rank: int, place: int) -> float:
-        """Return when the last group of a visit was there, in seconds of the monotonic clock."""
-        return self.times[-1]
-
-    def steps(self, local_rank: int, place: int) -> int:
-        """Return the local steps that a visit has taken, where they may differ; 0 where it was not sent."""
-        return int(self.signs[-1][4, local_rank, place])
-
-    def gradients(self, local_rank: int, place: int, groups: int) -> int:
-        """Return how many gradients a visit had computed for the first `groups` groups."""
-        frames = list(zip(self.formats, self.frames))[:groups]
-        return max((group.gradients(frame, local_rank, place) for group, frame in frames), default=0)
 
 
 class Turns:
@@ -133,8 +86,8 @@ class Turns:
 
     def __init__(self, lane: Lane) -> None:
         topology, self.lane = lane.topology, lane
-        self.formats = frame_formats(lane.layout, len(topology.ranks), topology.most(lane.together))
-        self.narrow = narrow_formats(lane.layout, topology, lane.together, lane.parts)
+        parts = dict(zip(topology.clients.tolist(), lane.parts[topology.clients].tolist()))
+        self.formats = VisitFormats(lane.layout, len(topology.ranks), topology.most(lane.together), parts)
         self.asked: list[list[list[int]]] = []
         self.begun = 0
         self.pending: PendingReceive | None = None
@@ -196,12 +149,12 @@ class Turns:
         while self._clear_next():
             pass
         self._cleared = 0
-        formats = formats_of(self.asked[self.begun], self.formats, self.narrow, self.lane.parts)
+        formats = self.formats.of(self.asked[self.begun])
         frames = [
             [data[:size] for data, (size, _) in zip(frame, group.sizes())]
             for frame, group in zip(self._frames, formats)
         ]
-        self.pending = PendingReceive(self.lane, self.asked[self.begun], frames, formats)
+        self.pending = PendingReceive(self.lane, self.asked[self.begun], formats, frames)
         self.begun += 1
 
     def keep_pending(self) -> None:
@@ -222,7 +175,7 @@ class Turns:
 
     def close(self) -> None:
         """Begin to agree with the ranks on what they had begun to send when they heard of the closing."""
-        begun = np.array([self.begun * len(self.formats)], dtype=np.int64)
+        begun = np.array([self.begun * len(self.formats.all)], dtype=np.int64)
         agreed = self.lane.control.agree(begun, self._target)
         self._closing, self._drained = [self.lane.begin(agreed, (begun, self._target))], []
 
@@ -244,11 +197,10 @@ class Turns:
 
     def _drain(self) -> None:
         """Begin to receive what goes beyond the current visits, and to wait until the ranks are free."""
-        frames, first, posted = [], self.begun * len(self.formats), int(self._target[0])
+        frames, first, posted = [], self.begun * len(self.formats.all), int(self._target[0])
         for index in range(first, posted):
-            turn, group = divmod(index, len(self.formats))
-            formats = formats_of(self.asked[turn], self.formats, self.narrow, self.lane.parts)
-            frames.append(formats[group].zeros())
+            turn, group = divmod(index, len(self.formats.all))
+            frames.append(self.formats.of(self.asked[turn])[group].zeros())
         self._drained = [self.lane.receive(frame) for frame in frames]
         self._closing.append(self.lane.begin(self.lane.control.meet()))
         self.lane.received += sum(map(_nbytes, frames))
@@ -259,7 +211,7 @@ class Turns:
 
     def _clear_next(self) -> bool:
         """Set the next frame to zero, the server's own part of a sum; True if there was any left."""
-        self._frames = self._frames or zero_frames(self.formats)
+        self._frames = self._frames or zero_frames(self.formats.all)
         if not self.lane.shared or self._cleared == len(self._frames):
             return False
         for data in self._frames[self._cleared]:

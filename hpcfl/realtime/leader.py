@@ -23,19 +23,20 @@ from hpcfl.base.memory import freeze
 from hpcfl.base.types import Ints
 from hpcfl.engine.job import Job
 from hpcfl.engine.profile import Phases
+from hpcfl.engine.received import Received, add_group
 from hpcfl.mpi.channel import Channel, in_pieces
 from hpcfl.mpi.placement import Topology
 from hpcfl.mpi.transfers import Transfer, Transfers
 from hpcfl.mpi.waiting import Doze, Patience
 from hpcfl.realtime.client import ClientRank, Wait
-from hpcfl.realtime.frames import SIGNS, SumFormat
-from hpcfl.realtime.lane import Lane, PendingReceive
+from hpcfl.realtime.lane import Lane
 from hpcfl.realtime.lanes import Lanes
 from hpcfl.realtime.node import NodeLane, PendingSums
 from hpcfl.realtime.orders import RANK_STATES, Command, Notice, Op
-from hpcfl.realtime.outcome import add_group, names_who_counts
+from hpcfl.realtime.outcome import names_who_counts
 from hpcfl.realtime.questions import QUESTIONS
 from hpcfl.schedule.plan import Attempt
+from hpcfl.sums.frames import SIGNS, SumFormat
 from hpcfl.sums.message import ExactSums
 from hpcfl.sums.packing import POOL, Bytes, Packing
 
@@ -91,8 +92,8 @@ class PartialSums:
         self.sent = 0  # groups that have left
         self.parts: list[int] = []  # in how many parts their large blocks come
         self.added = {lane: np.zeros(len(formats), dtype=np.int64) for lane, _ in lanes}  # turns, by group
-        self.held: dict[Lane, list[PendingReceive]] = {lane: [] for lane, _ in lanes}
-        self.closed: list[tuple[Lane, int, PendingReceive, int]] = []  # and how many of their groups count
+        self.held: dict[Lane, list[Received]] = {lane: [] for lane, _ in lanes}
+        self.closed: list[tuple[Lane, int, Received, int]] = []  # and how many of their groups count
 
     @property
     def all_sent(self) -> bool:
@@ -153,7 +154,7 @@ class PartialSums:
         for lane, row, one in self._left(self.sent):
             self._add(lane, row, one, self.sent)
 
-    def _left(self, number: int) -> list[tuple[Lane, int, PendingReceive]]:
+    def _left(self, number: int) -> list[tuple[Lane, int, Received]]:
         return [
             (lane, row, one)
             for lane, row, one, groups in self.closed
@@ -168,12 +169,12 @@ class PartialSums:
         self.parts += group.parts(frame)
         return frame
 
-    def _there(self, one: PendingReceive) -> int:
+    def _there(self, one: Received) -> int:
         """Return how many groups of some visits have come: none yet where these would be nothing by themselves."""
         there = len(one.times)
         return there if there >= self.least else 0
 
-    def _add(self, lane: Lane, row: int, one: PendingReceive, number: int) -> None:
+    def _add(self, lane: Lane, row: int, one: Received, number: int) -> None:
         add_group(one, number, self.sums)
         self.added[lane][number] += 1
         group, to_send, frame = self.formats[number], self.frames[number], one.frames[number]

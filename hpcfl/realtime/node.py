@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from hpcfl.base.types import Floats, Ints
+from hpcfl.engine.received import Received
 from hpcfl.mpi.channel import Channel
 from hpcfl.mpi.placement import Topology
 from hpcfl.mpi.transfers import Transfer
-from hpcfl.realtime.frames import SumFormat
 from hpcfl.realtime.lane import Lane, PendingReceive
 from hpcfl.realtime.orders import RANK_STATES, Command, Notice, Op
 from hpcfl.realtime.questions import Question, Reply
+from hpcfl.sums.frames import SumFormat
 from hpcfl.sums.packing import Bytes
 
 HERE_SECONDS = 1.0  # for one that has come to lead others to say that it is here
@@ -31,11 +32,8 @@ class PendingSums(PendingReceive):
     """
 
     def __init__(self, lane: NodeLane, clients: list[list[int]], formats: Sequence[Any]) -> None:
-        self.lane, self.clients, self.visits = lane, clients, sum(map(len, clients))
-        self.formats: Sequence[Any] = formats
-        self.frames = [[group.head()] for group in self.formats]
-        self.signs = [group.signs(frame) for group, frame in zip(self.formats, self.frames)]
-        self.times: list[float] = []
+        Received.__init__(self, clients, formats, [[group.head()] for group in formats])
+        self.lane = lane
         self.start = time.monotonic()
         self._begun = [[lane.receive(self.frames[0])]]  # of each group what is being received: its head, then the rest
 

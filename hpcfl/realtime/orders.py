@@ -4,20 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
 
 from hpcfl.base.types import Ints
 
 NONE: Ints = np.zeros(0, dtype=np.int64)
-DEPTH_BITS = 16
 HEAD = 8  # op, round, attempt, closes_after, stage, stopped, hard, state
-
-
-def acknowledgment(round: int, attempt: int, depth: Any = 0) -> Any:
-    """Return in one number which visit this is about, and the first layer of it that counted."""
-    return (round << 20 | attempt) << DEPTH_BITS | depth
 
 
 class Op(IntEnum):

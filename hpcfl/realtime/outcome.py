@@ -2,164 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hpcfl.base.lazy import torch
 from hpcfl.base.types import Floats, Ints
-from hpcfl.engine.iterated import blank, keep
+from hpcfl.engine.executor import acknowledgment
 from hpcfl.engine.job import Job
-from hpcfl.engine.profile import Phases
-from hpcfl.realtime.orders import acknowledgment
+from hpcfl.engine.received import Received, ReceivedSums, add_all, messages
 from hpcfl.schedule.plan import Attempt, Plan
-from hpcfl.sums.exact import FixedSum, each_piece, sum_small
 from hpcfl.sums.guard import NO_GROUP, NOT_FINITE, Rejection
-from hpcfl.sums.message import Block, ExactSums, Fill, Layout, Message, Sums
-from hpcfl.sums.packing import SPARE
+from hpcfl.sums.message import ExactSums, Message
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.realtime.lane import Lane, PendingReceive
-
-
-class ReceivedSums(Sums):
-    """Sums over the groups that counted, formed when they are asked for: one visit per lane is all that is kept.
-
-    Messages of single visits are summed on fixed grids, as in simulated time, so a replay gives the same bits; sums
-    over chunks are on these grids already. Visits of several ranks were summed on their way, at the blocks' precision
-    and in an order of MPI's choosing.
-
-    Parameters
-    ----------
-    received : list of (PendingReceive, int)
-        Visits, and how many of their groups count.
-    early : ExactSums, optional
-        Sums over visits that are not held any more.
-    kept : sequence of Message
-        What of those visits is kept for iterated reductions.
-    """
-
-    def __init__(
-        self,
-        layout: Layout,
-        invited: int | Ints,
-        miss_probability: Floats,
-        received: list[tuple[PendingReceive, int]],
-        early: ExactSums | None = None,
-        kept: Sequence[Message] = (),
-    ) -> None:
-        super().__init__(layout, invited, miss_probability)
-        self.received, self.early, self.kept = received, early, kept
-        self.gradients = 0  # the most that a visit that counted has computed
-        self.rejected: dict[int, Rejection] = {}  # as `RoundOutcome` has them, and the norms
-        self.norms: Floats = np.zeros((0, 0))
-        self.phases = Phases()
-        self._group = {name: number for number, blocks in enumerate(layout) for name in blocks}
-
-    def weights(self, name: str) -> Floats:
-        number = self._group[name]
-        weights = [one.formats[number].part_weights(one.frames[number], name) for one in self._with(number)]
-        begun = self.early.weights(name) if self.early else np.zeros(len(self._block(name).held))
-        total: Floats = sum(weights, start=begun)
-        return total
-
-    def total(self, name: str) -> Tensor:
-        with self.phases.phase("reduction"):
-            block, fill = self._block(name), self.fill(name)
-            total = SPARE.empty(block.shape, torch.float64)
-            out = total.view(-1).numpy()
-            each_piece(block.size, lambda piece: fill(piece, out[piece]))
-            return total
-
-    def moved(self, name: str, value: Tensor, denominator: float | None = None) -> Tensor:
-        with self.phases.phase("reduction"):
-            return super().moved(name, value, denominator)
-
-    def fill(self, name: str) -> Fill:
-        number, block = self._group[name], self._block(name)
-        counted = self._with(number)
-        parts = [contribution(one, number, name) for one in counted if not one.formats[number].sums]
-        sums_of = [one.formats[number].sum(one.frames[number], name) for one in counted if one.formats[number].sums]
-        summed = [other for other in sums_of if other is not None]
-        early = self.early.of(name) if self.early else None
-        alone = len(parts) == 1 and parts[0][1] is None and not summed and early is None
-        weighed = [(value.numpy(), 1.0 if weight is None else weight) for value, weight in parts]
-
-        def fill(piece: slice, out: Floats) -> None:
-            some = [(value[piece], weight) for value, weight in weighed]
-            if alone:
-                np.copyto(out, some[0][0])
-                return
-            small = sum_small(some, out) if block.fixed else 0
-            if 0 < small == len(some) and early is None and not summed:
-                return
-            sums = block.sums(len(out))
-            sums.start(early, piece)
-            if isinstance(sums, FixedSum):
-                sums.add_values(some[small:], out if small else None)
-            else:
-                for value, weight in some:
-                    sums.add_rows(torch.from_numpy(value)[None], [weight])
-            for other in summed:
-                sums.add_sums(other, piece, slice(0, len(out)))
-            sums.total(out)
-
-        return fill
-
-    def messages(self, blocks: Mapping[str, Block]) -> list[Message]:
-        """Return what each visit that counted has sent of `blocks`, one by one."""
-        return [*self.kept, *chain(*(messages(one, groups, blocks) for one, groups in self.received))]
-
-    def _with(self, number: int) -> list[PendingReceive]:
-        """Return the visits whose group of this number counts."""
-        return [one for one, groups in self.received if number < groups]
-
-
-def contribution(one: PendingReceive, number: int, name: str) -> tuple[Tensor, float | None]:
-    """Return a block as it arrived, and what it is still to be multiplied by (None: nothing)."""
-    group, frame = one.formats[number], one.frames[number]
-    return group.whole(frame, name), (float(group.weights(frame, name)[0]) if group.ranks == 1 else None)
-
-
-def messages(one: PendingReceive, groups: int, blocks: Mapping[str, Block]) -> Iterator[Message]:
-    """Yield what each single visit has sent of `blocks` within its first groups, in memory of its own."""
-    for local_rank, clients in enumerate(one.clients):
-        for place in range(len(clients)):
-            kept = blank(blocks, 1)
-            for group, frame in zip(one.formats[:groups], one.frames):
-                for name in group.blocks.keys() & blocks.keys():
-                    keep({name: group.single(frame, name, local_rank, place)}, kept)
-            yield kept
-
-
-def add_all(
-    one: PendingReceive, sums: ExactSums, groups: int | None = None, factors: Mapping[str, float] = MappingProxyType({})
-) -> None:
-    """Add the first groups of a visit (None: all) to exact sums; `factors` of blocks are those of `ExactSums.add`."""
-    for number in range(len(one.formats[:groups])):
-        add_group(one, number, sums, factors)
-
-
-def add_group(
-    one: PendingReceive, number: int, sums: ExactSums, factors: Mapping[str, float] = MappingProxyType({})
-) -> None:
-    """Add the group of this number alone."""
-    group, frame = one.formats[number], one.frames[number]
-    for name in group.blocks:
-        weighed = group.part_weights(frame, name)
-        if group.sums:
-            if (other := group.sum(frame, name)) is not None:
-                sums.add_sums(name, other, weighed)
-            continue
-        value, weight = contribution(one, number, name)
-        weight = 1.0 if weight is None else weight
-        sums.add_rows(name, value[None], [weight * factors.get(name, 1.0)], weighed)
+    from hpcfl.realtime.lane import Lane
 
 
 def names_who_counts(attempt: Attempt, whole: bool) -> bool:
@@ -195,7 +54,7 @@ class RoundOutcome:
         self.depth: Ints = np.full(len(attempt.cohort), attempt.layers + 1, dtype=np.int64)
         self.seconds: Floats = np.full(len(attempt.cohort), np.inf)
         self.steps: Ints = np.zeros(len(attempt.cohort), dtype=np.int64)
-        self.received: list[tuple[PendingReceive, int]] = []
+        self.received: list[tuple[Received, int]] = []
         self.early: ExactSums | None = None
         self.kept: list[Message] = []
         self.summed_up = self.gradients = 0
@@ -282,7 +141,7 @@ class RoundOutcome:
         sums.gradients, sums.rejected, sums.norms = self.gradients, self.rejected, self.norms
         return sums
 
-    def _accepted(self, one: PendingReceive, groups: int) -> int:
+    def _accepted(self, one: Received, groups: int) -> int:
         """Return how many of the first `groups` groups of a single rank's visit count, as far as their norms say."""
         if self.limits is None or not one.visits or not groups or one.rejected(groups)[0, 0] != NO_GROUP:
             return groups
@@ -305,7 +164,7 @@ class RoundOutcome:
             return sum(self.weights[client] for _, _, client in lane.visits.completed)
         return int(lane.visits.arrived)
 
-    def _note(self, lane: Lane, one: PendingReceive, groups: int) -> None:
+    def _note(self, lane: Lane, one: Received, groups: int) -> None:
         """Note whose visits these are, and how far each had come within its first `groups` groups."""
         sent, rejected, planner = one.sent(groups), one.rejected(groups), self.job.planner
         for local_rank, clients in enumerate(one.clients):

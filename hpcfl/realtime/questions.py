@@ -18,15 +18,15 @@ from hpcfl.base.types import Floats, State
 from hpcfl.engine.checkpointing import begun
 from hpcfl.engine.job import Job
 from hpcfl.engine.profile import Phases
+from hpcfl.engine.watchdog import LEAVE_SECONDS
 from hpcfl.mpi.channel import Channel, Requests
 from hpcfl.mpi.placement import Chunk, Topology
 from hpcfl.mpi.transport import Like, Saved, arrays, as_chunk
 from hpcfl.realtime.orders import Command, Op
-from hpcfl.realtime.watchdog import LEAVE_SECONDS
 from hpcfl.sums.packing import Bytes, Packing, as_bytes
 
 if TYPE_CHECKING:
-    from hpcfl.realtime.executor import Executor, Worker
+    from hpcfl.engine.executor import Executor, Worker
 
 SAVE_SECONDS = 5.0  # for personal state to begin to come, beyond what its bytes may take
 DISK = 2e7  # bytes per second that a rank writes at least

@@ -13,17 +13,17 @@ from typing import Any, TypeAlias
 
 from hpcfl.base.lazy import MPI
 from hpcfl.base.types import State
+from hpcfl.engine.executor import Executor
 from hpcfl.engine.job import Job
 from hpcfl.engine.profile import Phases
+from hpcfl.engine.watchdog import LEAVE_SECONDS
 from hpcfl.mpi.channel import NOTHING, Pair, direct, farewell, relayed, single, word
 from hpcfl.mpi.placement import Tree, topology
 from hpcfl.mpi.relay import Relay
 from hpcfl.mpi.waiting import Patience
 from hpcfl.realtime.client import ClientRank
-from hpcfl.realtime.executor import Executor
 from hpcfl.realtime.lane import Lane
 from hpcfl.realtime.orders import Command
-from hpcfl.realtime.watchdog import LEAVE_SECONDS
 
 LAST_SECONDS = 2.0  # for neighbours to leave where some are lost, and may hang for ever
 Comms: TypeAlias = "list[MPI.Intracomm]"

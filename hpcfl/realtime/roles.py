@@ -11,6 +11,7 @@ import numpy as np
 from hpcfl.base.errors import LeftOut, RunError
 from hpcfl.base.lazy import MPI
 from hpcfl.base.types import Ints, State
+from hpcfl.engine.executor import Executor, Worker
 from hpcfl.engine.job import Job
 from hpcfl.engine.profile import Phases
 from hpcfl.mpi.channel import direct, notices, within, words
@@ -18,7 +19,6 @@ from hpcfl.mpi.placement import Tree, topology
 from hpcfl.mpi.transfers import Transfers
 from hpcfl.mpi.transport import idle
 from hpcfl.realtime.client import ClientRank
-from hpcfl.realtime.executor import Executor, Worker
 from hpcfl.realtime.lane import Lane
 from hpcfl.realtime.leader import Leader
 from hpcfl.realtime.orders import Command

@@ -17,8 +17,10 @@ from hpcfl.base.terminal import say
 from hpcfl.base.types import Floats, Ints, State
 from hpcfl.engine.iterated import iterate
 from hpcfl.engine.job import Job, Progress
+from hpcfl.engine.received import ReceivedSums
 from hpcfl.engine.record import Record, released
 from hpcfl.engine.rounds import Rounds
+from hpcfl.engine.watchdog import LEAVE_SECONDS
 from hpcfl.learning import batchnorm
 from hpcfl.mpi.channel import Connected
 from hpcfl.mpi.placement import check_there
@@ -27,10 +29,9 @@ from hpcfl.realtime.lane import BUSY, Lane
 from hpcfl.realtime.lanes import Lanes
 from hpcfl.realtime.membership import Absences, Orphans
 from hpcfl.realtime.orders import Command, Op
-from hpcfl.realtime.outcome import ReceivedSums, RoundOutcome, names_who_counts
+from hpcfl.realtime.outcome import RoundOutcome, names_who_counts
 from hpcfl.realtime.questions import SAVE_SECONDS
 from hpcfl.realtime.succession import Succession
-from hpcfl.realtime.watchdog import LEAVE_SECONDS
 from hpcfl.schedule.plan import Attempt, Plan
 from hpcfl.schedule.planner import MOST_ATTEMPTS
 from hpcfl.sums.message import Sums

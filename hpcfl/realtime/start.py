@@ -14,9 +14,11 @@ from hpcfl.base.errors import Diverged, Interrupted, LeftOut, Stopped, ended
 from hpcfl.base.lazy import MPI
 from hpcfl.base.terminal import say
 from hpcfl.base.types import State
+from hpcfl.engine.executor import Executor
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.profile import Phases
 from hpcfl.engine.stopping import Stop
+from hpcfl.engine.watchdog import LeftBehind
 from hpcfl.mpi.channel import Connected, connect, direct, single
 from hpcfl.mpi.launcher import end_job, end_launcher, end_ranks, has_cuda, has_ulfm
 from hpcfl.mpi.placement import TWO_LEVEL, Topology, lane_topologies, topology, tree
@@ -25,14 +27,12 @@ from hpcfl.mpi.waiting import telling
 from hpcfl.realtime import relayed
 from hpcfl.realtime.arrivals import ArrivalsServer
 from hpcfl.realtime.client import ClientRank
-from hpcfl.realtime.executor import Executor
 from hpcfl.realtime.lane import Lane
 from hpcfl.realtime.lanes import Lanes
 from hpcfl.realtime.relayed import RelayedRank
 from hpcfl.realtime.roles import Roles
 from hpcfl.realtime.server import Server
 from hpcfl.realtime.succession import Succession
-from hpcfl.realtime.watchdog import LeftBehind
 
 
 def lead(

@@ -703,7 +703,7 @@ class Flag:
 
 
 class Computing:
-    """What `hpcfl.realtime.executor.Worker` is: a second thread of the rank."""
+    """What `hpcfl.engine.executor.Worker` is: a second thread of the rank."""
 
     def __init__(self, network: Network) -> None:
         self.network, self.rank, self.busy = network, network.current, False
@@ -753,8 +753,12 @@ class Gone(Exception):  # noqa: N818
 
 
 ROOMS = (
-    *("arrivals", "client", "executor", "lane", "lanes", "leader", "membership", "node", "pace", "relayed", "roles"),
-    *("server", "start", "succession", "watchdog"),
+    *(
+        f"realtime.{name}"
+        for name in ("arrivals", "client", "lane", "lanes", "leader", "membership", "node", "relayed")
+    ),
+    *(f"realtime.{name}" for name in ("roles", "server", "start", "succession")),
+    *(f"engine.{name}" for name in ("executor", "pace", "watchdog")),
 )
 
 
@@ -777,13 +781,13 @@ def in_place(network: Network) -> Iterator[None]:
         **{"time": clock, "Event": lambda: Flag(network), "Worker": lambda: Computing(network), "freeze": lambda: None},
         **{"threading": SimpleNamespace(Event=lambda: Flag(network), Lock=Lock), "_drop": drop},
         **{"has_ulfm": lambda _: network.failures, "has_cuda": lambda _: False, "end_ranks": lambda _: None},
-        **{"end_job": drop},
+        **{"end_job": drop, "end_launcher": lambda: None},
     }
     with ExitStack() as stack:
         for name in ROOMS:
-            module = import_module(f"hpcfl.realtime.{name}")
+            module = import_module(f"hpcfl.{name}")
             for key in own.keys() & vars(module).keys():
-                if not (name == "executor" and key in ("Worker", "threading")):
+                if not (name == "engine.executor" and key in ("Worker", "threading")):
                     stack.enter_context(patch.object(module, key, own[key]))
         stack.enter_context(patch.object(lane.Lane, "checked", True))
         for module in (waiting, relay):

@@ -37,11 +37,11 @@ from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.loop import close, step
 from hpcfl.engine.record import Record
 from hpcfl.engine.simulated import visit
+from hpcfl.engine.watchdog import LeftBehind, Watchdog
 from hpcfl.mpi.placement import TWO_LEVEL
 from hpcfl.realtime import start
 from hpcfl.realtime.lane import BUSY
 from hpcfl.realtime.lanes import GRACE_SECONDS
-from hpcfl.realtime.watchdog import LeftBehind, Watchdog
 from hpcfl.schedule.plan import Arrivals, Plan
 from hpcfl.sums.message import ExactSums, Sums
 from hpcfl.testing.network import Comm, Gone, Network, Violation, in_place

@@ -17,12 +17,12 @@ from hpcfl.base.rng import keyed
 from hpcfl.config import from_table
 from hpcfl.engine.iterated import blank, iterate, keep
 from hpcfl.engine.job import Job, Progress
+from hpcfl.engine.received import ReceivedSums, messages
 from hpcfl.engine.record import Record
 from hpcfl.engine.simulated import Simulated
 from hpcfl.mpi.placement import Topology, check_single, cut
 from hpcfl.mpi.transport import Transport
-from hpcfl.realtime.frames import frame_formats
-from hpcfl.realtime.outcome import ReceivedSums, messages
+from hpcfl.sums.frames import frame_formats
 from hpcfl.sums.message import Block
 from hpcfl.sums.packing import APART_BYTES
 from hpcfl.testing.runs import table

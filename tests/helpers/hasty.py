@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from hpcfl.__main__ import main
-from hpcfl.realtime import watchdog
+from hpcfl.engine import watchdog
 
 watchdog.LEAVE_SECONDS = float(sys.argv.pop(1))
 main()

@@ -48,16 +48,17 @@ import numpy as np
 
 from hpcfl.base import lazy
 from hpcfl.config import from_table
+from hpcfl.engine.executor import DEPTH_BITS
 from hpcfl.engine.job import Job
 from hpcfl.engine.loop import close, step
 from hpcfl.engine.record import Record
+from hpcfl.engine.watchdog import LeftBehind
 from hpcfl.mpi import channel, waiting
 from hpcfl.mpi.channel import Channel, Connected
 from hpcfl.mpi.placement import TWO_LEVEL, lane_ranks
 from hpcfl.mpi.transfers import Transfers
 from hpcfl.realtime import orders, start
 from hpcfl.realtime.orders import Op
-from hpcfl.realtime.watchdog import LeftBehind
 from hpcfl.testing import network
 
 FOLDER = Path(__file__).parent / "recordings"
@@ -590,7 +591,7 @@ class Script:
         cohort = -(-self.recording.facts["config"]["clients"] // 64)
         said = found["who"][:-cohort]
         before, self.told[name] = self.told.get(name, [0] * len(said)), said
-        news = [0 if each in (0, last) else each % (1 << orders.DEPTH_BITS) for each, last in zip(said, before)]
+        news = [0 if each in (0, last) else each % (1 << DEPTH_BITS) for each, last in zip(said, before)]
         found["who"] = news + found["who"][-cohort:]
         nothing = (
             len(_job(json.dumps(self.recording.facts["config"]), len(self.recording.facts["hosts"])).layers.tensors) + 1

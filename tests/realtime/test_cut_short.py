@@ -17,8 +17,8 @@ from test_rounds import _unhurried, agree, is_exact, replay, rounds_are_sound  #
 from helpers.runs import job_in_real_time
 from hpcfl import store
 from hpcfl.base.errors import UsageError
-from hpcfl.realtime import pace as sending
-from hpcfl.realtime.pace import Pace, StepClock
+from hpcfl.engine import pace as sending
+from hpcfl.engine.pace import Pace, StepClock
 from hpcfl.testing.runs import play, resume, table
 
 pytestmark = pytest.mark.mpi

@@ -60,7 +60,7 @@ def test_without_a_deadline_it_is_the_simulated_run(
 
 def test_a_replay_ends_in_the_same_state(world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 1 kB already travel by themselves, as large ones do."""
-    for module in ("hpcfl.sums.packing", "hpcfl.realtime.frames"):
+    for module in ("hpcfl.sums.packing", "hpcfl.sums.frames"):
         monkeypatch.setattr(f"{module}.APART_BYTES", 1000)
     values = real(1, algorithm=FEDROLEX, speed=HALF, participation=SOON)
     run = play(world, values, shared_dir / "run", world.comm)

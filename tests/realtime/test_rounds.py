@@ -228,7 +228,7 @@ def test_a_replay_ends_in_the_same_state(
     With one rule, blocks of 1 kB already travel by themselves, as large ones do.
     """
     if rule == "drawn":
-        for module in ("hpcfl.sums.packing", "hpcfl.realtime.frames"):
+        for module in ("hpcfl.sums.packing", "hpcfl.sums.frames"):
             monkeypatch.setattr(f"{module}.APART_BYTES", 1000)
     values = real(fitting(world, width), **RULES[rule])
     run = play(world, values, shared_dir / "run", world.comm)

@@ -16,14 +16,15 @@ import torch
 from helpers.runs import job_in_real_time
 from hpcfl import store
 from hpcfl.base.errors import RunError
+from hpcfl.engine.executor import acknowledgment
 from hpcfl.engine.job import Job, Progress
 from hpcfl.mpi.placement import Topology
 from hpcfl.mpi.transfers import complete
 from hpcfl.realtime import questions
-from hpcfl.realtime.frames import frame_formats
-from hpcfl.realtime.orders import Command, Op, acknowledgment
+from hpcfl.realtime.orders import Command, Op
 from hpcfl.realtime.outcome import RoundOutcome
 from hpcfl.realtime.questions import QUESTIONS, Handover, Profile, Score, Table
+from hpcfl.sums.frames import frame_formats
 from hpcfl.sums.packing import Packing
 
 pytestmark = pytest.mark.mpi

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpcfl.realtime import client, executor, lane, lanes, leader, outcome
+from hpcfl.engine import executor, received
+from hpcfl.realtime import client, lane, lanes, leader, outcome
 from hpcfl.schedule.plan import Attempt
 from hpcfl.testing import network
 from hpcfl.testing.network import Comm, Network, Violation, in_place
@@ -287,8 +288,8 @@ def test_state_that_advances_with_what_did_not_count_is_found(monkeypatch: pytes
 
 
 def test_a_layer_that_counts_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_number = outcome.ReceivedSums._with
-    monkeypatch.setattr(outcome.ReceivedSums, "_with", lambda self, number: 2 * with_number(self, number)[:1])
+    with_number = received.ReceivedSums._with
+    monkeypatch.setattr(received.ReceivedSums, "_with", lambda self, number: 2 * with_number(self, number)[:1])
     assert "another sum of" in play(schedule()).broken
 
 

@@ -14,9 +14,9 @@ from helpers.runs import job_in_real_time, put_together
 from hpcfl import store
 from hpcfl.base.errors import UsageError
 from hpcfl.config import from_table
+from hpcfl.engine.executor import Executor
 from hpcfl.engine.job import Job
-from hpcfl.realtime.executor import Executor
-from hpcfl.realtime.frames import frame_formats
+from hpcfl.sums.frames import VisitFormats
 from hpcfl.testing.runs import play, table, toml
 
 pytestmark = pytest.mark.launch
@@ -117,7 +117,7 @@ def test_a_snapshot_is_a_visit_that_stopped_there_and_disturbs_nothing(method: s
 def sent(job: Job, stop: int | None) -> list[tuple[Any, Any]]:
     """What snapshots, and at last the visit, of client 2 send and keep; `stop`: it takes so many steps."""
     executor = Executor(job, job.hosted(1), job.begin(1).personal)
-    asked, formats, put, kept = job.planner.attempt(0), frame_formats(job.layout, 1), [], []
+    asked, formats, put, kept = job.planner.attempt(0), VisitFormats(job.layout, 1), [], []
     stopped = executor._stopped
 
     def noted(*given: Any) -> Any:

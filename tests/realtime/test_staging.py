@@ -42,7 +42,7 @@ def sent(visit: Visit, message: list[dict[str, float]]) -> None:
 def test_the_same_frames_leave(
     message: str, whole: bool, width: int, apart: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcfl.realtime.frames.APART_BYTES", apart)
+    monkeypatch.setattr("hpcfl.sums.frames.APART_BYTES", apart)
     one, other = Visit(whole, width), Visit(whole, width, device=fake_device.registered())
     sent(one, MESSAGES[message])
     with fake_device.counted() as waits:

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl.realtime.frames import FrameFormat, Staging, frame_formats
-from hpcfl.realtime.outcome import ReceivedSums, add_all
-from hpcfl.realtime.pace import SumSender
+from hpcfl.engine.pace import SumSender
+from hpcfl.engine.received import ReceivedSums, add_all
 from hpcfl.sums.exact import PIECE
+from hpcfl.sums.frames import FrameFormat, Staging, frame_formats
 from hpcfl.sums.guard import NO_GROUP
 from hpcfl.sums.message import Block, ExactSums
 from hpcfl.sums.packing import ALIGNED, APART_BYTES, Packing

@@ -16,17 +16,17 @@ import torch
 
 from helpers.runs import job_in_real_time
 from hpcfl.base.errors import UsageError
+from hpcfl.engine.executor import Executor, Worker, acknowledgment
 from hpcfl.engine.job import Job
+from hpcfl.engine.pace import LayerSender, Pace, SumSender, WholeSender
 from hpcfl.engine.record import Record
 from hpcfl.engine.simulated import visit
 from hpcfl.engine.uneven import drained
 from hpcfl.learning.batches import Visits
 from hpcfl.mpi.placement import Chunk, Topology, check_width, cut, lane_topologies
-from hpcfl.realtime.executor import Executor, Worker
-from hpcfl.realtime.frames import REJECTED, FrameFormat, StagedFrame, Staging, frame_formats
-from hpcfl.realtime.orders import HEAD, Command, Op, acknowledgment
-from hpcfl.realtime.pace import LayerSender, Pace, SumSender, WholeSender
+from hpcfl.realtime.orders import HEAD, Command, Op
 from hpcfl.schedule.plan import Attempt
+from hpcfl.sums.frames import REJECTED, FrameFormat, StagedFrame, Staging, VisitFormats, frame_formats
 from hpcfl.sums.guard import NO_GROUP, Sieve
 from hpcfl.sums.message import Block, ExactSums
 
@@ -254,7 +254,7 @@ LAYOUT = (
 @pytest.fixture(params=[2**20, 12], ids=["in the head", "large blocks apart"])
 def _size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let blocks of so many bytes travel by themselves."""
-    monkeypatch.setattr("hpcfl.realtime.frames.APART_BYTES", request.param)
+    monkeypatch.setattr("hpcfl.sums.frames.APART_BYTES", request.param)
 
 
 def sealed(group: FrameFormat, local_rank: int, blocks: dict[str, tuple[Any, float]]) -> StagedFrame:
@@ -538,10 +538,10 @@ def told(depths: dict[int, int]) -> dict[int, int]:
 
 def visited(job: Job, executor: Executor, clients: list[int], over: threading.Event | None = None) -> list[StagedFrame]:
     put: list[StagedFrame] = []
-    asked, groups = job.planner.attempt(1), frame_formats(job.layout, 1)
+    asked = job.planner.attempt(1)
     shared = job.algorithm.init_server(job.task)
     turns = [[[client]] if client >= 0 else [] for client in clients]
-    executor.visits(asked, shared, turns, groups, 0, over or threading.Event(), put.append)
+    executor.visits(asked, shared, turns, VisitFormats(job.layout, 1), 0, over or threading.Event(), put.append)
     return put
 
 
@@ -589,7 +589,7 @@ def test_a_chunk_sends_the_sums_of_simulated_time() -> None:
         next(iter(state.values()))[1] = float("nan")  # client 1's momentum
     attempt, shared = job.planner.attempt(1), job.algorithm.init_server(job.task)
     over = threading.Event()
-    executor.visits(attempt, shared, [[[0, 1, 2, 3]], [[4, 5, 6]]], groups, 0, over, put.append)
+    executor.visits(attempt, shared, [[[0, 1, 2, 3]], [[4, 5, 6]]], VisitFormats(job.layout, 1, 4), 0, over, put.append)
     assert len(put) == 2 * len(groups)
     for number, chunk in enumerate(job.chunks):
         sums, record = ExactSums(job.layout), Record.open()
@@ -623,7 +623,7 @@ def test_nothing_of_a_chunk_leaves_where_its_round_closes() -> None:
     job.task.batches = closing  # type: ignore[method-assign]
     turns = [[[0, 1, 2, 3], [4, 5, 6]]]
     attempt, shared = job.planner.attempt(1), job.algorithm.init_server(job.task)
-    executor.visits(attempt, shared, turns, frame_formats(job.layout, 1, 7), 0, over, put.append)
+    executor.visits(attempt, shared, turns, VisitFormats(job.layout, 1, 7), 0, over, put.append)
     assert over.is_set()
     assert put == []
 
@@ -644,8 +644,8 @@ def test_a_visit_ends_at_the_block_after_which_the_round_is_over(salf: Job) -> N
         if len(put) == 2:  # the loss and layer 3
             over.set()
 
-    asked, groups = salf.planner.attempt(1), frame_formats(salf.layout, 1)
-    executor.visits(asked, salf.algorithm.init_server(salf.task), [[[0]], [[2]]], groups, 0, over, last)
+    given = salf.planner.attempt(1), salf.algorithm.init_server(salf.task), [[[0]], [[2]]], VisitFormats(salf.layout, 1)
+    executor.visits(*given, 0, over, last)
     assert len(put) == 2
     executor.acknowledge(told({0: 3, 2: 0, 4: 0, 6: 0}))
     advanced = [name for name, value in executor.states[0].items() if value.any()]
@@ -657,15 +657,15 @@ def test_what_has_left_as_a_whole_counts_though_the_round_closes_then(last: int)
     """Once one group has left all do; the state is there although the round was over before the visit's end."""
     job = job_in_real_time(3, algorithm={"name": "fedavg", "momentum": 0.9, "persist_optimizer": True})
     executor, over, put = hosted(job, 1), threading.Event(), []  # type: ignore[var-annotated]
-    groups = frame_formats(job.layout, 1)
+    groups, shared = VisitFormats(job.layout, 1), job.algorithm.init_server(job.task)
 
     def close(staged: StagedFrame) -> None:
         if len(put) == last:
             over.set()
         put.append(staged)
 
-    executor.visits(job.planner.attempt(1), job.algorithm.init_server(job.task), [[[0]], [[2]]], groups, 0, over, close)
-    assert len(put) == len(groups) == 4
+    executor.visits(job.planner.attempt(1), shared, [[[0]], [[2]]], groups, 0, over, close)
+    assert len(put) == len(groups.all) == 4
     executor.acknowledge(told({0: 1, 2: 0, 4: 0, 6: 0}))
     assert all(value.any() for value in executor.states[0].values())
     assert not any(value.any() for value in executor.states[2].values())

@@ -12,10 +12,10 @@ import pytest
 
 from hpcfl import store
 from hpcfl.base.errors import RunError
+from hpcfl.engine import watchdog as watch
 from hpcfl.engine.stopping import Stop
+from hpcfl.engine.watchdog import LeftBehind, Noticeboard, Watchdog
 from hpcfl.launch import run
-from hpcfl.realtime import watchdog as watch
-from hpcfl.realtime.watchdog import LeftBehind, Noticeboard, Watchdog
 from hpcfl.store.status import Status, _checked, signed
 
 

@@ -32,9 +32,9 @@ from hpcfl.learning.batches import Batch
 from hpcfl.learning.derivatives import hessian_vector_product, per_sample_gradients
 from hpcfl.learning.task import SERVER, Task
 from hpcfl.mpi.transport import Transport
-from hpcfl.realtime.frames import FrameFormat
 from hpcfl.schedule.oracle import Oracle, Spent
 from hpcfl.schedule.plan import Plan
+from hpcfl.sums.frames import FrameFormat
 from hpcfl.sums.guard import Watch
 from hpcfl.sums.message import Block, Sums
 from hpcfl.testing.runs import play, table

@@ -29,6 +29,7 @@ from hpcfl.base.errors import UsageError, cut
 from hpcfl.base.lazy import MPI, torch
 from hpcfl.contrib.network.model import Costs, Known, Link, Rates, levels, look_seconds
 from hpcfl.data.formats.files import reading
+from hpcfl.engine.received import ReceivedSums
 from hpcfl.launch.failure import raise_together
 from hpcfl.mpi import launcher, waiting
 from hpcfl.mpi.channel import Group, direct
@@ -36,11 +37,10 @@ from hpcfl.mpi.cores import cores
 from hpcfl.mpi.placement import Topology, lane_ranks
 from hpcfl.mpi.transfers import Transfers
 from hpcfl.mpi.waiting import names, tell, wait
-from hpcfl.realtime.frames import frame_formats
 from hpcfl.realtime.lane import Lane
 from hpcfl.realtime.lanes import Lanes
 from hpcfl.realtime.orders import Command, Op
-from hpcfl.realtime.outcome import ReceivedSums
+from hpcfl.sums.frames import frame_formats
 from hpcfl.sums.message import Block
 
 KIND, VERSION = "hpcfl network", 1

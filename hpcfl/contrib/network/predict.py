@@ -13,8 +13,8 @@ from hpcfl.contrib.network.measure import Network, read
 from hpcfl.contrib.network.model import Layout, Load, Prediction, fits, layouts, predict, two_levels
 from hpcfl.engine.job import Job
 from hpcfl.mpi.placement import TWO_LEVEL, Topology, lane_topologies, limit
-from hpcfl.realtime.frames import frame_formats
 from hpcfl.realtime.orders import Command
+from hpcfl.sums.frames import frame_formats
 from hpcfl.sums.packing import Packing
 
 SHORT: dict[int | str, str] = {1: "per rank", "node": "per node", "all": "one lane", TWO_LEVEL: "two levels"}

@@ -16,8 +16,8 @@ from hpcfl.base.device_copy import on_host
 from hpcfl.base.lazy import torch
 from hpcfl.base.types import Ints
 from hpcfl.engine.job import Job
-from hpcfl.realtime.frames import REJECTED, SENT, FrameFormat, StagedFrame, Staging, zero_frames
 from hpcfl.sums.exact import BinnedSum
+from hpcfl.sums.frames import REJECTED, SENT, FrameFormat, StagedFrame, Staging, zero_frames
 from hpcfl.sums.guard import NO_GROUP, norms
 from hpcfl.sums.message import Message
 from hpcfl.sums.on_device import weighted_sum

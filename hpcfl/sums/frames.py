@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import prod
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,8 +22,7 @@ from numpy.typing import NDArray
 
 from hpcfl.base.device_copy import backend, behind
 from hpcfl.base.lazy import torch
-from hpcfl.base.types import Floats, Ints
-from hpcfl.mpi.placement import Topology
+from hpcfl.base.types import Floats
 from hpcfl.sums.exact import BinnedSum, ExactSum, FixedSum
 from hpcfl.sums.message import Block, ExactSums, Layout
 from hpcfl.sums.packing import APART_BYTES, POOL, Packing
@@ -277,26 +277,24 @@ def frame_formats(layout: Layout, ranks: int, visits: int = 1, part: int | None 
     return [FrameFormat(blocks, ranks, visits, part) for blocks in layout]
 
 
-def narrow_formats(layout: Layout, topology: Topology, together: bool, parts: Ints) -> dict[int, list[FrameFormat]]:
-    """Return the same by the part that the visit of a turn holds; none where several visits are summed on their way.
+class VisitFormats:
+    """The formats of a layout's groups on one lane, in the order in which they leave: `all`, as a rule.
 
-    `parts` says which part each client holds, int64 [clients].
+    Where a rank alone on its lane sends one visit at a time, some travel as the part of the blocks that their client
+    holds: `parts` says which, by client.
     """
-    single = len(topology.ranks) == 1 and topology.most(together) == 1
-    if not single or not any(block.parts for blocks in layout for block in blocks.values()):
-        return {}
-    return {part: frame_formats(layout, 1, 1, part) for part in np.unique(parts[topology.clients]).tolist()}
 
+    def __init__(
+        self, layout: Layout, ranks: int, visits: int = 1, parts: Mapping[int, int] = MappingProxyType({})
+    ) -> None:
+        self.all, self._parts = frame_formats(layout, ranks, visits), parts
+        single = ranks == visits == 1 and any(block.parts for blocks in layout for block in blocks.values())
+        self._narrow = {part: frame_formats(layout, 1, 1, part) for part in {*parts.values()}} if single else {}
 
-def formats_of(
-    turn: Iterable[Iterable[int]],
-    formats: Sequence[FrameFormat],
-    narrow: Mapping[int, Sequence[FrameFormat]],
-    parts: Ints,
-) -> Sequence[FrameFormat]:
-    """Return the formats in which a turn's visits travel: those of the part that its one visit holds, if there are."""
-    client = next(chain(*turn), None)
-    return formats if client is None else narrow.get(int(parts[client]), formats)
+    def of(self, turn: Iterable[Iterable[int]]) -> Sequence[FrameFormat]:
+        """Return those in which the visits of these clients travel together."""
+        client = next(chain(*turn), -1)
+        return self._narrow.get(self._parts.get(client, -1), self.all)
 
 
 def zero_frames(formats: Sequence[FrameFormat]) -> list[Frame]:

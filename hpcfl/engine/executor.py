@@ -22,24 +22,29 @@ from hpcfl.base.lazy import torch
 from hpcfl.base.types import Floats, State
 from hpcfl.engine.chunk_batches import Part
 from hpcfl.engine.job import Job, stacked
+from hpcfl.engine.pace import LayerSender, Pace, Put, Sender, StepClock, SumSender, WholeSender
 from hpcfl.engine.uneven import drained
 from hpcfl.learning.batches import RoundClosed, Training, Visits
 from hpcfl.mpi.placement import Chunk, Turn
 from hpcfl.mpi.transport import Personal
-from hpcfl.realtime.frames import FrameFormat, StagedFrame, Staging, formats_of
-from hpcfl.realtime.orders import DEPTH_BITS, acknowledgment
-from hpcfl.realtime.pace import LayerSender, Pace, Put, Sender, StepClock, SumSender, WholeSender
 from hpcfl.schedule.plan import Attempt, Plan
+from hpcfl.sums.frames import StagedFrame, Staging, VisitFormats
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client
 
+DEPTH_BITS = 16
 SPARE_SECONDS, SPARE_SHARE = 0.02, 0.05
 """What a visit that stops by the clock leaves for sending, beside twice what that took last.
 
 So many seconds, or a share of the time that the round is given.
 """
 SWITCH_SECONDS = 0.0001  # how long the main thread waits for Python's lock: by itself Python lets it wait for 5 ms
+
+
+def acknowledgment(round: int, attempt: int, depth: Any = 0) -> Any:
+    """Return in one number which visit this is about, and the first layer of it that counted."""
+    return (round << 20 | attempt) << DEPTH_BITS | depth
 
 
 class Worker:
@@ -149,17 +154,15 @@ class Executor:
         attempt: Attempt,
         shared: State,
         turns: Sequence[Turn],
-        formats: Sequence[FrameFormat],
+        formats: VisitFormats,
         local_rank: int,
         over: Event,
         put: Put,
         begun: float | None = None,
-        narrow: Mapping[int, Sequence[FrameFormat]] | None = None,
     ) -> None:
         """Compute the visits of one turn after the other and put the frames of each; stop when it is `over`.
 
-        The round has `begun` at this second of the monotonic clock; None: now. The formats of turns whose visit holds
-        a part of the blocks are the `narrow` ones of this part, where there are any.
+        The round has `begun` at this second of the monotonic clock; None: now.
         """
         start, self._attempt = time.monotonic(), acknowledgment(attempt.round, attempt.number)
         leaves = (start if begun is None else begun) + attempt.closes_after - self.spare(attempt.closes_after)
@@ -170,17 +173,16 @@ class Executor:
                 return
             self.under_way = UnderWay(number)
             if not turn:
-                for group in formats:
+                for group in formats.all:
                     put(self.staging.nothing(group))
                 continue
             rows = [np.searchsorted(attempt.cohort, clients) for clients in turn]
             slowest = float(seconds[np.concatenate(rows)].max())  # they are side by side
             pace = Pace(self.job, slowest, over, start)
-            own = formats_of(turn, formats, narrow or {}, self.job.parts)
-            given = own, local_rank, self.staging, pace, put
+            given = formats.of(turn), local_rank, self.staging, pace, put
             with blaming(lambda: f" in round {attempt.round}"), suppress(RoundClosed):
                 if self.job.planner.whole:
-                    whole = SumSender(*given) if formats[0].sums else WholeSender(*given)
+                    whole = SumSender(*given) if formats.all[0].sums else WholeSender(*given)
                     chunks = (self._clocked(self.job.visits(plan, each, over), leaves, state, whole) for each in rows)
                     self._whole(state, chunks, whole)
                 else:
