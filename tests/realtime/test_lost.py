@@ -318,7 +318,7 @@ def test_a_job_of_two_levels_starts_without_a_rank(kind: str, rank: int, tmp_pat
     """Rank 1 leads rank 2, and rank 5, which leads rank 6; where a leader is missing, the other one leads."""
     settings = "clients=12", "lane_width=two-level", "leaders=3", "fan_out=2", "start_within=60.0", "min_ranks=6"
     if kind == "last":
-        settings += ("start_within=8.0",)
+        settings += ("start_within=20.0",)
     env = {absent.VARIABLE: f"{kind}:{rank}"}
     ended = run("openmpi", tmp_path, [], *settings, options=ULFM, env=env, ranks=7)
     assert ended.code == 0, ended.err
@@ -336,7 +336,7 @@ def test_a_job_of_two_levels_starts_without_a_rank(kind: str, rank: int, tmp_pat
 def test_arrivals_over_two_levels_start_without_a_rank(kind: str, tmp_path: Path) -> None:
     """Rank 1 passes the messages of rank 2 on, if it is there."""
     settings = "lane_width=two-level", "leaders=2", "participation.close=arrivals", "participation.buffer=2"
-    settings += "start_within=8.0" if kind == "last" else "start_within=60.0", "min_ranks=4", "rounds=60"
+    settings += "start_within=20.0" if kind == "last" else "start_within=60.0", "min_ranks=4", "rounds=60"
     ended = run("openmpi", tmp_path, [], *settings, options=ULFM, env={absent.VARIABLE: f"{kind}:1"})
     assert ended.code == 0, ended.err
     assert sum(line.startswith("hpcfl: rank 1 is lost (") for line in ended.said) == 1
