@@ -32,6 +32,10 @@ class RunError(UserError):
     code = 1
 
 
+class TakenOver(RunError):  # noqa: N818
+    """Another process has taken the run folder over: nothing more is written to it."""
+
+
 class ErrorOnOtherRank(Exception):  # noqa: N818
     """Another rank has found the error and speaks of it in a `line`; this one leaves with the same exit code."""
 

@@ -31,7 +31,7 @@ def created(size: int) -> tuple[int, str]:
     return file, f"{os.getpid()} {file} {nonce}"
 
 
-def opened(words: str, mode: int = os.O_RDONLY) -> int:
+def opened(words: str) -> int:
     """Return the file that a process has `created`.
 
     Raises
@@ -41,7 +41,9 @@ def opened(words: str, mode: int = os.O_RDONLY) -> int:
     """
     process, number, nonce = words.split()
     try:
-        file = os.open(f"/proc/{process}/fd/{number}", mode | os.O_NONBLOCK)  # a number given anew may be a pipe's
+        file = os.open(
+            f"/proc/{process}/fd/{number}", os.O_RDONLY | os.O_NONBLOCK
+        )  # a number given anew may be a pipe's
     except OSError as error:
         raise RunError(f"memory of process {process} cannot be opened: {error.strerror}") from None
     try:

@@ -77,6 +77,7 @@ class Saver:
         start, self.saved = time.perf_counter(), now.round
         with self.rounds.phases.phase("store"):
             if self.recorder is not None:
+                store.check_owner(self.folder)
                 with _named(self.folder):
                     store.draft(self.folder, now.round, self.token)  # ranks may write to it from now on
             parts = self.rounds.personal(now) if self.job.personal_bytes else ()

@@ -308,7 +308,7 @@ class Recorder:
     """
 
     def __init__(self, run_dir: Path, job: Job, ranks: int, first: int, reporter: Reporter) -> None:
-        self.job, self.reporter = job, reporter
+        self.run_dir, self.job, self.reporter = run_dir, job, reporter
         self.warned: set[str] = set()
         self.rejections = 0
         coords: dict[str, Sequence[int | str]] = {
@@ -322,6 +322,7 @@ class Recorder:
 
     def row(self, plan: Plan, record: Record, sums: Sums, clock: Mapping[str, float]) -> None:
         """Write one round, then tell of it."""
+        store.check_owner(self.run_dir)
         with record.phases.phase("store"):
             depth, rejected = plan.depth.copy(), np.zeros(self.job.config.clients, dtype=bool)
             for place, rejection in record.rejected.items():

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import mmap
 import os
+import threading
 import time
-import weakref
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import ClassVar
-
-import numpy as np
-from numpy.typing import NDArray
 
 from hpcfl import store
-from hpcfl.base import memfd
 from hpcfl.base.errors import RunError
 
 LOOK_SECONDS = 2.0
-RARELY_SECONDS = 60.0  # between two looks on a host that is not the server's, where there are many
+RARELY_SECONDS = 60.0  # between two looks of one rank, where there are many
 LEAVE_SECONDS = 60.0  # how long a run that is over waits for its late ranks, and then for their farewell
+BEAT_SECONDS = 10.0  # how often the server says in the run folder that it is there
+SILENT_SECONDS = 180.0  # without such a word, until it counts as gone: file systems may tell of it a minute later
 
 
 class LeftBehind(Exception):  # noqa: N818
@@ -33,100 +30,65 @@ class LeftBehind(Exception):  # noqa: N818
         self.state = state
 
 
-class Noticeboard:
-    """What the ranks of one host know of the run's status, so that one of them looks for all.
+@contextmanager
+def beating(folder: Path) -> Iterator[None]:
+    """Let other hosts see within the block that this process lives: a thread touches the run's status."""
+    over = threading.Event()
 
-    When somebody last began to look stands before what was seen, in memory that all of them map; times are those of the
-    monotonic clock, which all processes of a host share. Who is suspended, or hangs in a look, is not waited for.
-    """
+    def beat() -> None:
+        while not over.wait(BEAT_SECONDS):
+            with suppress(OSError):
+                os.utime(folder / "status")
 
-    LAYOUT: ClassVar = np.dtype([("last", "<f8"), ("state", "S16")])
-
-    def __init__(self) -> None:
-        self.words = ""
-        self._map(bytearray(memfd.START + self.LAYOUT.itemsize))
-
-    def _map(self, memory: mmap.mmap | bytearray) -> None:
-        self.facts: NDArray[np.void] = np.frombuffer(memory, self.LAYOUT, 1, memfd.START)
-
-    @classmethod
-    def offered(cls) -> Noticeboard:
-        """Return a new one, which other processes open by its `words`; "" where the system cannot do that."""
-        board = cls()
-        with suppress(OSError, AttributeError):
-            file, board.words = memfd.created(memfd.START + cls.LAYOUT.itemsize)
-            weakref.finalize(board, os.close, file)  # until then others may open it
-            board._map(mmap.mmap(file, 0))
-        return board
-
-    @classmethod
-    def found(cls, words: str) -> Noticeboard:
-        """Return the one that another process, or this one, has offered; one of its own where that is out of reach."""
-        board = cls()
-        with suppress(RunError, OSError, ValueError):
-            file = memfd.opened(words, os.O_RDWR)
-            weakref.finalize(board, os.close, file)
-            board._map(mmap.mmap(file, 0))
-        return board
-
-    def claimed(self, now: float, seconds: float, share: float = 0.0) -> bool:
-        """Whether the caller is to look, nobody having begun to for so many `seconds`; others are then not to.
-
-        The first look is due after a `share` of these.
-        """
-        last = self.facts["last"]
-        last[0] = last[0] or now - (1 - share) * seconds
-        due = bool(now - last[0] >= seconds)
-        if due:
-            last[0] = now
-        return due
-
-    @property
-    def state(self) -> str:
-        """The first word of the status when it was last seen; "" before."""
-        word: bytes = self.facts["state"][0]
-        return word.decode(errors="replace")
-
-    @state.setter
-    def state(self, state: str) -> None:
-        self.facts["state"] = state.encode()
+    threading.Thread(target=beat, name="hpcfl heartbeat", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 class Watchdog:
-    """Looks at the run's status from time to time, or at what another rank of the host has seen of it.
+    """Looks at the run's status from time to time.
 
-    A server that was killed is noticed on its own host; ranks of other hosts rely on MPI, or on the batch system. These
-    look the more rarely the more hosts there are: files are read about once in `LOOK_SECONDS` by all of them together,
-    but every `RARELY_SECONDS` by each. After `lost_after` seconds of silence the server takes a rank for dead; None:
-    never. `host` of `hosts` is this rank's, the server's being the first.
+    Whoever finds the server gone ends the job, so the ranks take turns: of those on the server's host, who see that its
+    process has ended, somebody looks every `LOOK_SECONDS`, and of all others, who see that it is silent; each at least
+    once in `RARELY_SECONDS`. After `lost_after` seconds of silence the server takes a rank for dead; None: never.
+    `rank` is this one's, and `hosts` has each rank's host, the server's being the first.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        lost_after: float | None = None,
-        board: Noticeboard | None = None,
-        host: int = 0,
-        hosts: int = 1,
+        self, folder: Path, lost_after: float | None = None, rank: int = 0, hosts: Sequence[str] = ("",)
     ) -> None:
-        self.folder, self.board = folder, board or Noticeboard()
+        self.folder = folder
         self.leaving = 2 * min(LEAVE_SECONDS, lost_after or LEAVE_SECONDS) + LOOK_SECONDS
-        self.seconds = LOOK_SECONDS if host == 0 else min(RARELY_SECONDS, LOOK_SECONDS * hosts)
-        self.share = host / hosts
-        self.due = time.monotonic() + LOOK_SECONDS
+        near = [host == hosts[0] for host in hosts]
+        peers = [peer for peer in range(1, len(hosts)) if near[peer] == near[rank]] or [rank]
+        self.seconds = min(RARELY_SECONDS, LOOK_SECONDS * len(peers))
+        self.looked = time.monotonic()
+        self.due = self.looked + LOOK_SECONDS + self.seconds * sum(peer < rank for peer in peers) / len(peers)
         self.over: float | None = None
+        self.beat, self.silent = 0, 0.0  # when the server said that it is there, and seconds since that was seen first
 
     def look(self) -> None:
         """Raise RunError if the server is gone, and LeftBehind if the run is over without this rank."""
         now = time.monotonic()
         if now < self.due:
             return
-        self.due = now + LOOK_SECONDS
-        if self.board.claimed(now, self.seconds, self.share):
-            self.board.state = store.read_status(self.folder).state
-        state = self.board.state or "running"  # nobody has looked yet
+        lasted, self.looked = min(now - self.looked, 2 * self.seconds), now  # this rank may have been suspended itself
+        state = store.read_status(self.folder).state
         if state in ("killed", "failed"):
             raise RunError("the server (rank 0) is no more" if state == "killed" else "the run has failed")
+        if state == "running":
+            self._listen(lasted)
         self.over = (self.over or now) if state != "running" else None
+        self.due = now + (self.seconds if self.over is None else LOOK_SECONDS)
         if self.over is not None and now - self.over > self.leaving:
             raise LeftBehind(state)
+
+    def _listen(self, seconds: float) -> None:
+        """Raise RunError if the server has been silent for too long, and for so many seconds more."""
+        with suppress(OSError):
+            beat = (self.folder / "status").stat().st_mtime_ns
+            self.silent, self.beat = (self.silent + seconds if beat == self.beat else 0.0), beat
+        if self.silent > SILENT_SECONDS:
+            raise RunError(f"the server (rank 0) has been silent for {self.silent:.0f} s: its host may be gone")

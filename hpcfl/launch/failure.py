@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from hpcfl import store
 from hpcfl.base.blame import blamed, blaming
-from hpcfl.base.errors import ErrorOnOtherRank, RunError, UserError
+from hpcfl.base.errors import ErrorOnOtherRank, RunError, TakenOver, UserError
 from hpcfl.mpi.launcher import checked_world, end_job, launched
 from hpcfl.mpi.waiting import settle
 from hpcfl.store.atomic import keep_open, number_of
@@ -76,6 +76,7 @@ def fail(comm: Any, folder: Path | None, error: BaseException) -> None:
         late.daemon = True
         late.start()
     keep_open(error)
+    folder = None if isinstance(error, TakenOver) else folder
     try:
         error = _explained(comm, folder, error)
         line = f"{'' if comm is None else f'rank {comm.Get_rank()} of {comm.Get_size()}: '}{_line(error)}"
@@ -97,6 +98,8 @@ def noted(folder: Path | None, error: BaseException) -> BaseException:
     """Write the status of a run of this process alone that has failed; return the error, or what is behind it."""
     keep_open(error)
     explained = _explained(None, folder, error)
+    if isinstance(error, TakenOver):
+        return error
     if folder is not None and os.access(folder / "run.h5", os.F_OK):
         _claimed(folder, _line(explained), explained)
         note(folder, _line(explained))

@@ -37,7 +37,7 @@ from hpcfl.engine.record import Recorder, Reporter, about_clients, columns
 from hpcfl.engine.rounds import Rounds
 from hpcfl.engine.simulated import Simulated
 from hpcfl.engine.trial import tried
-from hpcfl.engine.watchdog import Noticeboard, Watchdog
+from hpcfl.engine.watchdog import Watchdog, beating
 from hpcfl.launch import host
 from hpcfl.launch.failure import ERROR_FILE, GIVE_UP_SECONDS, fail, noted, raise_together
 from hpcfl.launch.request import RunRequest
@@ -47,7 +47,7 @@ from hpcfl.mpi.cores import Processors, processors, shares, threads
 from hpcfl.mpi.launcher import end_job, has_ulfm, library
 from hpcfl.mpi.placement import check_communicators, check_there, lane_topologies
 from hpcfl.mpi.transport import Transport
-from hpcfl.mpi.waiting import Patience, Roll, names, tell, telling, texts
+from hpcfl.mpi.waiting import Patience, Roll, tell, telling, texts
 from hpcfl.realtime import start
 from hpcfl.store.atomic import number_of
 
@@ -126,7 +126,6 @@ def carry_out(request: RunRequest, comm: Any) -> None:
         lanes = connect(comm, config.lane_width, hosts, has_ulfm(comm), config.participation.by_arrivals)
         ranks = Roll(comm, config.start_within, lanes)
     with _without_absent(request, ranks):
-        board = _board(ranks, hosts) if config.clock == "wall" else None
         device, devices = host.placed(config, ranks, hosts)
     with host.fixed_arithmetic(config.reproducible and device != "cpu"):
         with _without_absent(request, ranks), watched(Moves(), config.patience, rank, len(hosts)):
@@ -135,11 +134,11 @@ def carry_out(request: RunRequest, comm: Any) -> None:
             where = {"hosts": hosts, "devices": devices, "threads": counts}
             opened = partial(_open, request, processes, where, job, now, ranks)
             raise_together(ranks, opened if rank == 0 else lambda: None)
-        run = _in_step if board is None else partial(_in_real_time, board=board)
+        run = _in_real_time if (real := config.clock == "wall") else _in_step
         phases = Phases(request.profile)
         try:
-            tells = board is None or rank == 0  # of the round: other ranks are told of each by the server
-            moving = watched(job.moves, config.patience, rank, len(hosts), waits_in_words=board is not None)
+            tells = not real or rank == 0  # of the round: other ranks are told of each by the server
+            moving = watched(job.moves, config.patience, rank, len(hosts), waits_in_words=real)
             with moving, blaming(lambda: f" in round {now.round}" if tells else ""):
                 stopped = run(job, request, now, ranks, processes, phases)
         except UserError as error:
@@ -148,16 +147,6 @@ def carry_out(request: RunRequest, comm: Any) -> None:
             fail(comm, request.folder, error)  # on this rank only: the others are in the middle of a round
     if stopped is not None:
         raise stopped
-
-
-def _board(comm: Any, hosts: list[str]) -> Noticeboard:
-    """What this rank shares with the others of its host, of which the first offers it."""
-    if comm is None:
-        return Noticeboard()
-    first = hosts.index(hosts[comm.Get_rank()])
-    own = Noticeboard.offered() if comm.Get_rank() == first else None
-    words = names(comm, own.words if own else "")[first]  # all ranks ask
-    return own or Noticeboard.found(words)
 
 
 @contextmanager
@@ -237,7 +226,7 @@ def _in_step(
 
 
 def _in_real_time(
-    job: Job, request: RunRequest, now: Progress, comm: Any, processes: Processes, phases: Phases, board: Noticeboard
+    job: Job, request: RunRequest, now: Progress, comm: Any, processes: Processes, phases: Phases
 ) -> Stopped | None:
     """Run in real time: the server leads, the client ranks do what they are asked."""
     apart = see_one_folder(request.folder, processes[0][1], comm)
@@ -245,9 +234,7 @@ def _in_real_time(
     if isinstance(comm, Roll):
         comm, connected, absent = comm.comm, comm.connected, comm.absent
     folder, serves, hosts = request.folder, comm.Get_rank() == 0, [host for host, _ in processes]
-    names = [*dict.fromkeys(hosts)]
-    place = names.index(hosts[comm.Get_rank()]), len(names)
-    stop, watch = stopping.Stop(folder, serves), Watchdog(folder, job.config.lost_after, board, *place)
+    stop, watch = stopping.Stop(folder, serves), Watchdog(folder, job.config.lost_after, comm.Get_rank(), hosts)
 
     def rest() -> None:
         stopping.forward(stop, folder)
@@ -256,11 +243,12 @@ def _in_real_time(
     if not serves:
         write = partial(write_part, folder, processes[0][1], comm.Get_rank())
         return start.serve(job, comm, hosts, now, rest, phases, connected, absent, write)
-    rounds = start.lead(job, comm, hosts, folder, stop, now, phases, connected, absent, apart)
-    stopped = _run_rounds(job, request, rounds, now, processes, 0, stop)
-    if request.profile:
-        report(rounds.profiles())
-    start.dismiss(rounds, comm, now.round, stopped)
+    with beating(folder):
+        rounds = start.lead(job, comm, hosts, folder, stop, now, phases, connected, absent, apart)
+        stopped = _run_rounds(job, request, rounds, now, processes, 0, stop)
+        if request.profile:
+            report(rounds.profiles())
+        start.dismiss(rounds, comm, now.round, stopped)
     return stopped
 
 
@@ -297,6 +285,7 @@ def _run_rounds(
     rounds.phases.end()
     if recorder is None:
         return stopped
+    store.check_owner(folder)
     recorder.close()
     stopping.withdraw(folder)
     store.seal(folder)  # before the status: whoever reads it finds all rows, and somebody may go on with the run

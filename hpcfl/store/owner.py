@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
-from hpcfl.base.errors import UsageError
+from hpcfl.base.errors import TakenOver, UsageError
 from hpcfl.store import inside
 from hpcfl.store.atomic import SMALL
 from hpcfl.store.status import Status, parsed, read_status, signed
@@ -61,6 +61,18 @@ def release(run_dir: Path) -> None:
     if file is not None:
         _remove(run_dir, file)
         file.close()
+
+
+def check_owner(run_dir: Path) -> None:
+    """Raise TakenOver where another process has taken over what this one owns, by `force`.
+
+    Where the file system knows no locks, or the file has been removed, nothing tells that.
+    """
+    file = _held.get(os.path.realpath(run_dir))
+    if file is not None and (run_dir / FILE).exists() and not _is_there(run_dir, file):
+        other = parsed((run_dir / FILE).read_text(errors="replace"))
+        who = f"process {other.pid} on {other.host}" if other.pid else "another process"
+        raise TakenOver(f"'{run_dir}' has been taken over by {who}: this run ends, and writes no more")
 
 
 @contextmanager

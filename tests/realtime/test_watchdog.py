@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
+from helpers.launcher import LIMIT
 from hpcfl import store
 from hpcfl.base.errors import RunError
 from hpcfl.engine import watchdog as watch
 from hpcfl.engine.stopping import Stop
-from hpcfl.engine.watchdog import LeftBehind, Noticeboard, Watchdog
+from hpcfl.engine.watchdog import LeftBehind, Watchdog
 from hpcfl.launch import run
 from hpcfl.store.status import Status, _checked, signed
 
@@ -32,6 +33,7 @@ def test_a_running_run_is_watched_without_end(clock: list[float], tmp_path: Path
     watching = Watchdog(tmp_path, 0.5)
     for second in range(0, 1000, 3):
         clock[0] = second
+        beat(tmp_path, second)
         watching.look()
 
 
@@ -87,11 +89,6 @@ def looks(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> list[float]:
     return times
 
 
-def boards(count: int) -> list[Noticeboard]:
-    first = Noticeboard.offered()
-    return [first, *(Noticeboard.found(first.words) for _ in range(count - 1))]
-
-
 def watched(watching: list[Watchdog], clock: list[float], seconds: float) -> list[str]:
     """Let everybody look ten times a second; return what ends it for each, "" for nothing."""
     ends = [""] * len(watching)
@@ -106,60 +103,89 @@ def watched(watching: list[Watchdog], clock: list[float], seconds: float) -> lis
     return ends
 
 
-def test_one_rank_of_a_host_looks(clock: list[float], looks: list[float], tmp_path: Path) -> None:
-    store.write_status(tmp_path, "running")
-    watching = [Watchdog(tmp_path, None, board) for board in boards(5)]
-    assert watched(watching, clock, 100.0) == [""] * 5
-    assert 40 <= len(looks) <= 50
-    assert np.diff(looks).min() >= 2.0
+def beat(folder: Path, second: float) -> None:
+    """Let the server say at this second that it is there."""
+    os.utime(folder / "status", (second, second))
 
 
-def test_when_the_one_that_looks_is_gone_others_do(clock: list[float], looks: list[float], tmp_path: Path) -> None:
+def test_ranks_of_the_servers_host_take_turns(clock: list[float], looks: list[float], tmp_path: Path) -> None:
     store.write_status(tmp_path, "running")
-    watching = [Watchdog(tmp_path, 0.5, board) for board in boards(3)]
-    watched(watching, clock, 10.0)
+    watching = [Watchdog(tmp_path, None, rank, "aaaaabb") for rank in range(1, 5)]
+    assert watched(watching, clock, 100.0) == [""] * 4
+    assert 45 <= len(looks) <= 50
+    assert np.diff(looks).min() > 1.5
+
+
+def test_ranks_of_other_hosts_take_turns(clock: list[float], looks: list[float], tmp_path: Path) -> None:
+    """Together about every 2 s, but each at least once in a minute."""
+    store.write_status(tmp_path, "running")
+    hosts = "a" + "bcde" * 5
+    watched([Watchdog(tmp_path, None, rank, hosts) for rank in range(1, 21)], clock, 120.0)
+    assert 55 <= len(looks) <= 60
+    assert np.diff(looks).min() > 1.5
+    looks.clear()
+    watched([Watchdog(tmp_path, None, 9_999, "a" + "b" * 10_000)], clock, 185.0)
+    assert np.diff(looks) == pytest.approx([60.0, 60.0], abs=0.2)
+
+
+@pytest.mark.parametrize("gone", [{1}, {1, 2}, {2, 3}])
+def test_when_others_are_gone_the_rest_look(
+    gone: set[int], clock: list[float], looks: list[float], tmp_path: Path
+) -> None:
+    store.write_status(tmp_path, "running")
+    watching = {rank: Watchdog(tmp_path, 0.5, rank, "aaaa") for rank in (1, 2, 3)}
+    watched([*watching.values()], clock, 10.0)
     store.write_status(tmp_path, "done")
-    there = len(looks)
-    ends = watched(watching[2:], clock, 10.0)
-    assert ends == ["the run is done, and this rank was taken for dead"]
-    assert len(looks) > there
+    left = [watchdog for rank, watchdog in watching.items() if rank not in gone]
+    assert watched(left, clock, 12.0) == ["the run is done, and this rank was taken for dead"] * len(left)
 
 
-def test_all_of_a_host_learn_that_the_server_was_killed(clock: list[float], looks: list[float], tmp_path: Path) -> None:
+def test_somebody_notices_soon_that_the_server_was_killed(clock: list[float], tmp_path: Path) -> None:
     text = signed("running").replace(f"pid: {os.getpid()}", "pid: 999999999")
     (tmp_path / "status").write_text(_checked(text))
-    watching = [Watchdog(tmp_path, None, board) for board in boards(4)]
-    assert watched(watching, clock, 5.0) == ["the server (rank 0) is no more"] * 4
-    assert len(looks) == 1
+    watching = [Watchdog(tmp_path, None, rank, "aaaaab") for rank in range(1, 5)]
+    ends = watched(watching, clock, 2.5)
+    assert sorted(ends) == ["", "", "", "the server (rank 0) is no more"]
 
 
-def test_many_hosts_look_rarely(clock: list[float], looks: list[float], tmp_path: Path) -> None:
-    """The server's every 2 s, the others' together about as often, but each at least once in a minute."""
+def test_a_server_that_is_silent_for_long_is_gone(clock: list[float], tmp_path: Path) -> None:
+    """All ranks conclude it, each by itself: no launcher may be left to end them."""
     store.write_status(tmp_path, "running")
-    clock[0] = 1000.0
-    watched([Watchdog(tmp_path, None, Noticeboard(), host, 20) for host in range(20)], clock, 400.0)
-    assert 400 / 2 + 19 * (400 / 42 - 2) <= len(looks) <= 400 / 2 + 19 * (400 / 40 + 1)
-    looks.clear()
-    far = Watchdog(tmp_path, None, Noticeboard(), 9_999, 10_000)
-    watched([far], clock, 600.0)
-    assert 9 <= len(looks) <= 10
+    watching = [Watchdog(tmp_path, None, rank, "abbccccccc") for rank in range(1, 10)]
+    for second in range(0, 400, 10):
+        beat(tmp_path, second)
+        assert watched(watching, clock, 10.0) == [""] * 9
+    assert watched(watching, clock, 170.0) == [""] * 9
+    ends = watched(watching, clock, 50.0)
+    assert all(end.startswith("the server (rank 0) has been silent for 1") for end in ends)
+    assert all(end.endswith(" s: its host may be gone") for end in ends)
 
 
-def test_who_cannot_reach_the_others_looks_by_itself(clock: list[float], looks: list[float], tmp_path: Path) -> None:
-    store.write_status(tmp_path, "failed", "no reason")
-    found = [Noticeboard.found(words) for words in ("", f"{os.getpid()} 999 {'0' * 32}")]
-    ends = watched([Watchdog(tmp_path, None, board) for board in found], clock, 5.0)
-    assert ends == ["the run has failed"] * 2
-    assert len(looks) == 2
+def test_a_rank_that_was_suspended_itself_listens_anew(clock: list[float], tmp_path: Path) -> None:
+    store.write_status(tmp_path, "running")
+    watching = Watchdog(tmp_path, None, 1, "ab")
+    assert watched([watching], clock, 10.0) == [""]
+    clock[0] += 10_000.0
+    assert watched([watching], clock, 150.0) == [""]
+    beat(tmp_path, 5.0)
+    assert watched([watching], clock, 170.0) == [""]
+    assert watched([watching], clock, 20.0) != [""]
 
 
-@pytest.mark.mpi
-def test_ranks_share_a_board(world: Any) -> None:
-    from hpcfl.launch.run import _board
+def test_a_server_says_that_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "BEAT_SECONDS", 0.01)
+    store.write_status(tmp_path, "running")
 
-    board = _board(world.comm, ["ab"[rank % 2] for rank in range(world.size)])
-    if world.rank < 2:
-        board.state = f"from {world.rank}"
-    world.meet()
-    assert board.state == f"from {world.rank % 2}"
-    world.meet()
+    def waited(change: bool) -> bool:
+        beat(tmp_path, 1.0)
+        end = time.monotonic() + (LIMIT if change else 0.2)
+        while time.monotonic() < end and (tmp_path / "status").stat().st_mtime == 1.0:
+            time.sleep(0.01)
+        return (tmp_path / "status").stat().st_mtime != 1.0
+
+    with watch.beating(tmp_path):
+        assert waited(True)
+    time.sleep(0.1)
+    assert not waited(False)
+    with watch.beating(tmp_path / "gone"):  # a file system that has gone ends nothing
+        time.sleep(0.05)

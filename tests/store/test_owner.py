@@ -319,6 +319,33 @@ def test_a_killed_run_is_gone_on_with(undisturbed: Path, tmp_path: Path) -> None
     same_end(folder, undisturbed)
 
 
+@pytest.mark.launch
+def test_whose_folder_is_taken_over_from_another_host_ends_without_writing(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    first = hpcfl("run", toml(values() | {"rounds": 5000}, tmp_path / "run.toml"), "--out", folder)
+    await_(folder / "checkpoints" / "round-000002" / "manifest.json")
+    first.send_signal(signal.SIGSTOP)
+    lock(folder).unlink()
+    other = Other(folder, far())
+    running(folder, host="far")
+    kept = [folder / "status", lock(folder)]
+    before = [path.read_text() for path in kept], store.saved(folder)
+    first.send_signal(signal.SIGCONT)
+    code, said = ended(first)
+    told = f"hpcfl: '{folder}' has been taken over by process {os.getpid()} on far: this run ends, and writes no more\n"
+    assert (code, said) == (1, told)
+    assert [path.read_text() for path in kept] == before[0]
+    assert len(store.saved(folder)) <= len(before[1]) + 1  # one that was written when it was stopped
+    assert not (folder / "error.txt").exists()
+    other.file.close()
+
+
+def test_a_lock_that_was_removed_ends_no_run(tmp_path: Path) -> None:
+    store.take(tmp_path)
+    lock(tmp_path).unlink()
+    store.check_owner(tmp_path)
+
+
 # ---- who owns while a run runs
 
 
