@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hpcfl import store
 from hpcfl.base.errors import RunError
+from hpcfl.store.status import Status
 
 LOOK_SECONDS = 2.0
 RARELY_SECONDS = 60.0  # between two looks of one rank, where there are many
@@ -52,14 +53,13 @@ class Watchdog:
 
     Whoever finds the server gone ends the job, so the ranks take turns: of those on the server's host, who see that its
     process has ended, somebody looks every `LOOK_SECONDS`, and of all others, who see that it is silent; each at least
-    once in `RARELY_SECONDS`. After `lost_after` seconds of silence the server takes a rank for dead; None: never.
-    `rank` is this one's, and `hosts` has each rank's host, the server's being the first.
+    once in `RARELY_SECONDS`. Who cannot see the folder notices nothing. After `lost_after` seconds of silence the
+    server takes a rank for dead; None: never. `rank` is this one's, and `hosts` has each rank's host, the server's
+    being the first.
     """
 
-    def __init__(
-        self, folder: Path, lost_after: float | None = None, rank: int = 0, hosts: Sequence[str] = ("",)
-    ) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, lost_after: float | None = None, rank: int = 0, hosts: Sequence[str] = "") -> None:
+        self.folder, hosts = folder, hosts or [""]
         self.leaving = 2 * min(LEAVE_SECONDS, lost_after or LEAVE_SECONDS) + LOOK_SECONDS
         near = [host == hosts[0] for host in hosts]
         peers = [peer for peer in range(1, len(hosts)) if near[peer] == near[rank]] or [rank]
@@ -67,6 +67,7 @@ class Watchdog:
         self.looked = time.monotonic()
         self.due = self.looked + LOOK_SECONDS + self.seconds * sum(peer < rank for peer in peers) / len(peers)
         self.over: float | None = None
+        self.server: Status | None = None
         self.beat, self.silent = 0, 0.0  # when the server said that it is there, and seconds since that was seen first
 
     def look(self) -> None:
@@ -75,18 +76,21 @@ class Watchdog:
         if now < self.due:
             return
         lasted, self.looked = min(now - self.looked, 2 * self.seconds), now  # this rank may have been suspended itself
-        state = store.read_status(self.folder).state
-        if state in ("killed", "failed"):
-            raise RunError("the server (rank 0) is no more" if state == "killed" else "the run has failed")
-        if state == "running":
-            self._listen(lasted)
-        self.over = (self.over or now) if state != "running" else None
+        status = store.read_status(self.folder)
+        if status.state in ("killed", "failed"):
+            raise RunError("the server (rank 0) is no more" if status.state == "killed" else "the run has failed")
+        if status.state == "running":
+            self._listen(status, lasted)
+        self.over = (self.over or now) if status.state in ("done", "stopped", "diverged") else None
         self.due = now + (self.seconds if self.over is None else LOOK_SECONDS)
         if self.over is not None and now - self.over > self.leaving:
-            raise LeftBehind(state)
+            raise LeftBehind(status.state)
 
-    def _listen(self, seconds: float) -> None:
-        """Raise RunError if the server has been silent for too long, and for so many seconds more."""
+    def _listen(self, status: Status, seconds: float) -> None:
+        """Raise RunError if the server has been silent for too long, for so many seconds more, or has a successor."""
+        self.server = self.server or status
+        if (status.host, status.pid) != (self.server.host, self.server.pid):
+            raise RunError(f"the run has been taken over by process {status.pid} on {status.host}")
         with suppress(OSError):
             beat = (self.folder / "status").stat().st_mtime_ns
             self.silent, self.beat = (self.silent + seconds if beat == self.beat else 0.0), beat

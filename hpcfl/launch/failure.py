@@ -97,9 +97,8 @@ def fail(comm: Any, folder: Path | None, error: BaseException) -> None:
 def noted(folder: Path | None, error: BaseException) -> BaseException:
     """Write the status of a run of this process alone that has failed; return the error, or what is behind it."""
     keep_open(error)
+    folder = None if isinstance(error, TakenOver) else folder
     explained = _explained(None, folder, error)
-    if isinstance(error, TakenOver):
-        return error
     if folder is not None and os.access(folder / "run.h5", os.F_OK):
         _claimed(folder, _line(explained), explained)
         note(folder, _line(explained))

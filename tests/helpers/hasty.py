@@ -1,4 +1,4 @@
-"""``python tests/helpers/hasty.py SECONDS …``: hpcfl whose server waits only so long for ranks that are to leave."""
+"""``python tests/helpers/hasty.py NAME=SECONDS … --``, then words of hpcfl's: it waits otherwise, see its watchdog."""
 
 from __future__ import annotations
 
@@ -7,5 +7,8 @@ import sys
 from hpcfl.__main__ import main
 from hpcfl.engine import watchdog
 
-watchdog.LEAVE_SECONDS = float(sys.argv.pop(1))
+while (word := sys.argv.pop(1)) != "--":
+    name, _, seconds = word.partition("=")
+    assert hasattr(watchdog, name)
+    setattr(watchdog, name, float(seconds))
 main()

@@ -223,10 +223,20 @@ class Cluster:
 
     @contextmanager
     def live(
-        self, mpi: str, ranks: Sequence[int], words: Sequence[Any], here: Path, options: Sequence[str] = ()
+        self,
+        mpi: str,
+        ranks: Sequence[int],
+        words: Sequence[Any],
+        here: Path,
+        options: Sequence[str] = (),
+        others: Sequence[str] = (),
     ) -> Iterator[Live]:
-        """Start Python on so many ranks of each host, rank 0 on the first one; nobody is left when the block ends."""
-        prefix, file = PREFIXES / mpi, self.here / f"hosts-{mpi}"
+        """Start Python on so many ranks of each host, from the first that has any.
+
+        Nobody is left when the block ends, on these hosts if only they are named: `others` may run on.
+        """
+        first = next(name for name, count in zip(self.names, ranks) if count)
+        prefix, file = PREFIXES / mpi, self.here / f"hosts-{first}"
         between = " slots=" if mpi == "openmpi" else ":"
         file.write_text("".join(f"{name}{between}{count}\n" for name, count in zip(self.names, ranks) if count))
         where = ("--hostfile" if mpi == "openmpi" else "-f"), file
@@ -234,11 +244,11 @@ class Cluster:
         library = {"MPI4PY_LIBMPI": str(prefix / "lib" / LIBRARIES[mpi])}
         here.mkdir(exist_ok=True)
         with (here / "out").open("w") as out, (here / "err").open("w") as err:
-            process = self.start(self.names[0], line, library, here, stdout=out, stderr=err)
+            process = self.start(first, line, library, here, stdout=out, stderr=err)
         try:
             yield Live(process, here)
         finally:
-            for host in self.names:
+            for host in others or self.names:
                 self.kill(host)
                 self.boot(host)
             process.wait()

@@ -124,6 +124,49 @@ def test_a_run_whose_host_was_killed_goes_on_on_the_others_to_the_bit(mpi: str, 
     assert summary(killed)["state_sha256"] == summary(one)["state_sha256"]
 
 
+@pytest.mark.parametrize("mpi", mpis())
+@pytest.mark.parametrize("width", [1, "two-level"])
+def test_nobody_stays_where_the_servers_host_has_crashed(width: Any, mpi: str, tmp_path: Path) -> None:
+    """Its launcher is gone with it: each rank ends by itself; the run goes on from another host, by force."""
+    folder = tmp_path / "run"
+    more: dict[str, Any] = {"lane_width": width, "rounds": 40, "checkpoint": {"every": 5}}
+    _, _, *words = run(folder, toml(REAL | more, tmp_path / "run.toml"))
+    hasty = [Path(__file__).parents[1] / "helpers" / "hasty.py", "SILENT_SECONDS=10", "BEAT_SECONDS=1", "--", *words]
+    with Cluster(3, [tmp_path]) as cluster:
+        with cluster.live(mpi, (1, 2, 2), hasty, tmp_path / "first") as job:
+            job.until(lambda: told(job) > 10)
+            cluster.crash("h1")
+            cluster.until(lambda: not cluster.left(), LEFT_SECONDS)
+        again = "-m", "hpcfl", "resume", folder
+        with cluster.live(mpi, (0, 1, 2), again, tmp_path / "second") as job:
+            over(cluster, job, 2)
+        assert "is running on h1 (pid" in job.err
+        with cluster.live(mpi, (0, 1, 2), [*again, "--force"], tmp_path / "third") as job:
+            over(cluster, job)
+    assert store.open_run(folder)["round"].values.tolist() == list(range(40))
+
+
+@pytest.mark.parametrize("mpi", mpis())
+def test_a_server_that_comes_back_finds_its_run_taken_over(mpi: str, tmp_path: Path) -> None:
+    """Its host was cut off, and the run went on from another one; it writes no more, and its ranks end."""
+    folder = tmp_path / "run"
+    config = toml(REAL | {"rounds": 60, "checkpoint": {"every": 5}}, tmp_path / "run.toml")
+    with Cluster(4, [tmp_path]) as cluster, cluster.live(mpi, (1, 2), run(folder, config), tmp_path / "first") as job:
+        job.until(lambda: told(job) > 10)
+        cluster.cut("h1")
+        again = "-m", "hpcfl", "resume", folder, "--force"
+        with cluster.live(mpi, (0, 0, 1, 2), again, tmp_path / "second", others=("h3", "h4")) as second:
+            second.until(lambda: told(second) > 5)
+            cluster.join("h1")
+            cluster.until(lambda: job.process.poll() is not None, LEFT_SECONDS)
+            assert second.wait() == 0, second.out + second.err
+            cluster.until(lambda: not cluster.left(), LEFT_SECONDS)
+    assert job.process.wait() != 0
+    assert f"'{folder}' has been taken over by process" in job.err or "the run has been taken over by" in job.err
+    assert store.read_status(folder).state == "done"
+    assert store.open_run(folder)["round"].values.tolist() == list(range(60))
+
+
 @pytest.mark.parametrize(
     ("mpi", "options"),
     [(mpi, ()) for mpi in mpis()] + [("openmpi", ("--with-ft", "ulfm"))] * ("openmpi" in mpis()),

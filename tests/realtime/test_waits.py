@@ -43,7 +43,15 @@ def told(job: Live) -> int:
 def test_who_is_suspended_is_named_and_a_wish_to_stop_is_heard(mpi: str, tmp_path: Path) -> None:
     """All clients are suspended, then one wakes, then all are again: the run says so, goes on, and stops."""
     file, folder = toml(CONFIG, tmp_path / "run.toml"), tmp_path / "run"
-    command = [str(ROOT / "tests" / "helpers" / "hasty.py"), "1.0", "run", str(file), "--out", str(folder)]
+    command = [
+        str(ROOT / "tests" / "helpers" / "hasty.py"),
+        "LEAVE_SECONDS=1.0",
+        "--",
+        "run",
+        str(file),
+        "--out",
+        str(folder),
+    ]
     with live(mpi, 3, command, tmp_path) as job:
         job.until(lambda: told(job) > 2)
         pids = [

@@ -68,6 +68,13 @@ def test_who_is_ended_by_the_launcher_has_no_line_of_its_own(
     assert ended == [1] * (told == "signal TERM")
 
 
+def test_who_cannot_see_the_folder_goes_on(clock: list[float], tmp_path: Path) -> None:
+    watching = Watchdog(tmp_path / "on another host", 0.5)
+    for second in range(0, 1000, 3):
+        clock[0] = second
+        watching.look()
+
+
 def test_a_failed_run_ends_at_once(clock: list[float], tmp_path: Path) -> None:
     watching = Watchdog(tmp_path)
     store.write_status(tmp_path, "failed", "no reason")
@@ -170,6 +177,15 @@ def test_a_rank_that_was_suspended_itself_listens_anew(clock: list[float], tmp_p
     beat(tmp_path, 5.0)
     assert watched([watching], clock, 170.0) == [""]
     assert watched([watching], clock, 20.0) != [""]
+
+
+def test_ranks_of_a_run_that_was_taken_over_end(clock: list[float], tmp_path: Path) -> None:
+    store.write_status(tmp_path, "running")
+    watching = [Watchdog(tmp_path, None, rank, "abb") for rank in (1, 2)]
+    assert watched(watching, clock, 10.0) == [""] * 2
+    text = signed("running").replace(f"pid: {os.getpid()}", "pid: 7").replace(f"host: {os.uname().nodename}", "host: c")
+    (tmp_path / "status").write_text(_checked(text))
+    assert watched(watching, clock, 10.0) == ["the run has been taken over by process 7 on c"] * 2
 
 
 def test_a_server_says_that_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
