@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hpcfl import store
-from hpcfl.base.errors import RunError
+from hpcfl.base.errors import RunError, TakenOver
+from hpcfl.mpi.launcher import end_launcher
 from hpcfl.store.status import Status
 
 LOOK_SECONDS = 2.0
@@ -80,19 +81,18 @@ class Watchdog:
         if status.state in ("killed", "failed"):
             raise RunError("the server (rank 0) is no more" if status.state == "killed" else "the run has failed")
         if status.state == "running":
-            self._listen(status, lasted)
+            self.server = self.server or status
+            if (status.host, status.pid) != (self.server.host, self.server.pid):
+                raise TakenOver(f"the run has been taken over by process {status.pid} on {status.host}")
+            with suppress(OSError):
+                beat = (self.folder / "status").stat().st_mtime_ns
+                self.silent, self.beat = (self.silent + lasted if beat == self.beat else 0.0), beat
+            # in good time: when another rank ends, MPI may end this one without a word
+            if self.silent > SILENT_SECONDS / 2 >= self.silent - lasted:
+                end_launcher([os.getpid()])
+            if self.silent > SILENT_SECONDS:
+                raise RunError(f"the server (rank 0) has been silent for {self.silent:.0f} s: its host may be gone")
         self.over = (self.over or now) if status.state in ("done", "stopped", "diverged") else None
         self.due = now + (self.seconds if self.over is None else LOOK_SECONDS)
         if self.over is not None and now - self.over > self.leaving:
             raise LeftBehind(status.state)
-
-    def _listen(self, status: Status, seconds: float) -> None:
-        """Raise RunError if the server has been silent for too long, for so many seconds more, or has a successor."""
-        self.server = self.server or status
-        if (status.host, status.pid) != (self.server.host, self.server.pid):
-            raise RunError(f"the run has been taken over by process {status.pid} on {status.host}")
-        with suppress(OSError):
-            beat = (self.folder / "status").stat().st_mtime_ns
-            self.silent, self.beat = (self.silent + seconds if beat == self.beat else 0.0), beat
-        if self.silent > SILENT_SECONDS:
-            raise RunError(f"the server (rank 0) has been silent for {self.silent:.0f} s: its host may be gone")

@@ -25,7 +25,7 @@ import sys
 import termios
 import time
 import warnings
-from collections.abc import Collection, Mapping, MutableMapping
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -51,10 +51,10 @@ TREES = {
 FAREWELL = {"OMPI_MCA_async_mpi_finalize": "1"}
 LAUNCHER = re.compile(r"Name:\t(?:mpiexec|mpirun|prterun|prted|mpiexec\.hydra|hydra_pmi_proxy)\n.*\nPPid:\t(\d+)", re.S)
 END = """exec < /dev/null > /dev/null 2>&1; gone() { timeout $2 tail --pid=$1 -f /dev/null; }
+for rank in $3; do tail --pid=$rank -f /dev/null; done
 gone $1 $2; [ $? -eq 124 ] || exit
 below=$(cat /proc/$1/task/*/children); kill $1
-gone $1 5 || kill -9 $1
-kill -9 $below"""
+gone $1 5 || kill -9 $1; kill -9 $below"""
 LAUNCHER_SECONDS = 15.0  # for launchers to end a job whose ranks are out of reach: they do that in a second, or never
 
 
@@ -255,17 +255,19 @@ def end_job(comm: Any, code: int) -> NoReturn:
     os._exit(code)  # MPICH's Abort comes back, and what would follow may tell of the end as an error
 
 
-def end_launcher() -> None:
+def end_launcher(first: Sequence[int] = ()) -> None:
     """Have this job's launcher ended if it is still there `LAUNCHER_SECONDS` later: a process of its own sees to that.
 
-    Nothing is done where it runs on another host, or is a batch system's: these have time limits.
+    It begins when a `first` process has ended. Of a launcher on another host its daemon on this one is meant. Nothing
+    is done where it is a batch system's: these have time limits.
     """
     found, above = 0, os.getppid()
     with suppress(OSError):  # it has ended, or no process can be begun
         while match := LAUNCHER.match(Path(f"/proc/{above}/status").read_text()):
             found, above = above, int(match[1])
         if found:
-            subprocess.Popen(["sh", "-c", END, "sh", str(found), str(LAUNCHER_SECONDS)], start_new_session=True)
+            words = map(str, (found, LAUNCHER_SECONDS, *first))
+            subprocess.Popen(["sh", "-c", END, "sh", *words], start_new_session=True)
 
 
 def wait_until_read(seconds: float = 1.0) -> None:

@@ -71,7 +71,7 @@ def check_owner(run_dir: Path) -> None:
     file = _held.get(os.path.realpath(run_dir))
     if file is not None and (run_dir / FILE).exists() and not _is_there(run_dir, file):
         other = parsed((run_dir / FILE).read_text(errors="replace"))
-        who = f"process {other.pid} on {other.host}" if other.pid else "another process"
+        who = f"process {other.pid} on {other.host}"
         raise TakenOver(f"'{run_dir}' has been taken over by {who}: this run ends, and writes no more")
 
 

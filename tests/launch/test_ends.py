@@ -191,10 +191,20 @@ finally:
     assert (ended.returncode, ended.stdout) == (85, ""), ended.stderr
 
 
+@pytest.mark.parametrize("first", ["()", "[os.getpid()]"])
 @pytest.mark.parametrize(("name", "code"), [("mpiexec", -signal.SIGTERM), ("another", 7)])
-def test_a_launcher_that_stays_is_ended(name: str, code: int, tmp_path: Path) -> None:
-    shell, words = shutil.copy(str(shutil.which("sh")), tmp_path / name), "it.LAUNCHER_SECONDS = 0.1; it.end_launcher()"
+def test_a_launcher_that_stays_is_ended(name: str, code: int, first: str, tmp_path: Path) -> None:
+    shell = shutil.copy(str(shutil.which("sh")), tmp_path / name)
+    words = f"import os; it.LAUNCHER_SECONDS = 0.1; it.end_launcher({first})"
     waits = (
         f"{sys.executable} -c 'import hpcfl.mpi.launcher as it; {words}'; sleep {60 if code < 0 else 2}; exit {code}"
     )
     assert subprocess.run([shell, "-c", waits], check=False).returncode == code
+
+
+def test_a_launcher_goes_on_while_the_rank_does(tmp_path: Path) -> None:
+    shell = shutil.copy(str(shutil.which("sh")), tmp_path / "mpiexec")
+    words = "import os, time; it.LAUNCHER_SECONDS = 0.1; it.end_launcher([os.getpid()]); time.sleep(1.0)"
+    waits = f"{sys.executable} -c 'import hpcfl.mpi.launcher as it; {words}; print(1)'; exit 7"
+    ended = subprocess.run([shell, "-c", waits], check=False, stdout=subprocess.PIPE)
+    assert (ended.returncode, ended.stdout) == (7, b"1\n")
