@@ -40,6 +40,9 @@ def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop
         try:
             plan, record.sums = rounds.exchange(now, record)
         except Interrupted as early:
+            rounds.together(record, "")
+            if recorder is not None:
+                recorder.log(now.round, record.events)
             if now.round > saver.saved:
                 saver.save(now, {})
             raise Stopped(now.round, str(early)) from None

@@ -366,10 +366,14 @@ class Recorder:
                 fates[client] = fate
         return fates
 
+    def log(self, round: int, events: Sequence[tuple[str, int, str]]) -> None:
+        """Log what has happened in a round, which may have come to no end."""
+        for kind, client, text in events:
+            self.segment.event(round, kind, client, text)
+
     def _log(self, plan: Plan, record: Record) -> None:
         """Log a round's events, and warn of each kind once; a client that is always rejected must not fill the log."""
-        for kind, client, text in record.events:
-            self.segment.event(plan.round, kind, client, text)
+        self.log(plan.round, record.events)
         for place, rejection in sorted(record.rejected.items()):
             client, why = int(plan.cohort[place]), self.job.guard.why(rejection)
             self.rejections += 1

@@ -272,9 +272,9 @@ class ArrivalsServer(Server):
     # everything else
 
     def _rehost(self) -> None:
-        before = len(self.orphans.events), [*self.lanes.all]
+        before = len(self.lanes.events), [*self.lanes.all]
         super()._rehost()
-        if before != (len(self.orphans.events), self.lanes.all):
+        if before != (len(self.lanes.events), self.lanes.all):
             self.lane |= self._hosts()
 
     def _halt(self) -> None:

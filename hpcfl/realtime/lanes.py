@@ -64,6 +64,8 @@ class Lanes:
     ----------
     changes : int
         How often anything has changed on any lane.
+    events : list of tuple
+        Who was lost, came to lead, went on elsewhere, was away or is back since this was emptied, as `Record.events`.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Lanes:
         self.transfers, self._listened = transfers or Transfers(), 0.0
         self.lost: list[Loss] = []
         self.changes = 0
+        self.events: list[tuple[str, int, str]] = []
         self._sent, self._number = list[Any](), 0  # the tensors of the shared state that was sent last, and its number
 
     def those(self, *states: str) -> list[Lane]:
@@ -181,6 +184,7 @@ class Lanes:
     def _report(self, rank: int, clients: tuple[int, ...], reason: str) -> None:
         if rank not in {loss.rank for loss in self.lost}:
             self.lost.append(Loss(rank, clients, reason))
+            self.events += [("lost", client, f"on rank {rank}: {reason}") for client in clients]
             if self.tells:
                 say(str(self.lost[-1]))
 

@@ -32,15 +32,12 @@ class Absences:
     ----------
     hosts : sequence of str
         Each rank's.
-    events : list of tuple
-        What has been told since this was last emptied, as `Record.events`.
     """
 
     hosts: Sequence[str] = ()
 
     def __init__(self, lanes: Lanes) -> None:
         self.lanes = lanes
-        self.events: list[tuple[str, int, str]] = []
         self._since: dict[int, tuple[int, float]] = {}  # round and second from which a rank has been late
         self._told: set[int] = set()
 
@@ -75,7 +72,7 @@ class Absences:
             who = f"{host} (rank{'s' * (len(these) > 1)} {listed(these)}; client{'s' * (len(own) > 1)} {listed(own)})"
             since, start = min(self._since[rank] for rank in these)
             say(line := f"{who} {text.format(since, now - start)}")
-            self.events += [(kind, client, line) for client in own]
+            self.lanes.events += [(kind, client, line) for client in own]
 
 
 @dataclass
@@ -88,18 +85,11 @@ class Orphan:
 
 
 class Orphans:
-    """The clients of lost ranks until other ranks have taken them over, chunk by chunk.
-
-    Attributes
-    ----------
-    events : list of tuple
-        Who has been taken over since this was last emptied, as `Record.events`.
-    """
+    """The clients of lost ranks until other ranks have taken them over, chunk by chunk."""
 
     def __init__(self, job: Job, lanes: Lanes) -> None:
         self.job, self.lanes = job, lanes
         self.waiting: list[Orphan] = []
-        self.events: list[tuple[str, int, str]] = []
         self._chunk = {int(chunk.clients[0]): chunk for chunk in job.chunks}
 
     @property
@@ -169,7 +159,7 @@ class Orphans:
         for lost in dict.fromkeys(each.lost for each in mine):
             clients = [client for each in mine if each.lost == lost for client in each.chunk.clients.tolist()]
             where = f"at rank {host} in place of rank {lost}"
-            self.events += [("rehosted", client, where + self._since([rounds[client]])) for client in clients]
+            self.lanes.events += [("rehosted", client, where + self._since([rounds[client]])) for client in clients]
             many, since = "s" * (len(clients) > 1), self._since(rounds[client] for client in clients)
             say(f"client{many} {listed(clients)} of rank {lost} go{'' if many else 'es'} on at rank {host}{since}")
         return [lane]

@@ -58,7 +58,6 @@ class Server(Rounds):
         self.lasted, self.scoring = 0.0, inf  # how long the last round took, and tests may take at most
         self.packing = Packing(job.algorithm.init_server(job.task))
         self.size = 1 + sum(len(lane.topology.ranks) for lane in lanes.all)
-        self.reported = 0
         self.orphans = Orphans(job, lanes)
         self.absences = Absences(lanes)
         self.saved: Path | None = None  # the checkpoint whose personal state clients of lost ranks go on with
@@ -368,13 +367,8 @@ class Server(Rounds):
         """Take the ranks' figures from what they have sent, and tell who is lost."""
         record.by_rank = self.figures()
         record.by_rank[2, 0] = record.seconds.get("wait_seconds", 0.0)  # none where nobody was invited
-        for loss in self.lanes.lost[self.reported :]:
-            record.events += [("lost", client, f"on rank {loss.rank}: {loss.reason}") for client in loss.clients]
-        self.reported = len(self.lanes.lost)
-        for told in (self.orphans, self.succession, self.absences):
-            if told is not None:
-                record.events += told.events
-                told.events = []
+        record.events += self.lanes.events
+        self.lanes.events = []
         return reason
 
     def figures(self) -> Floats:

@@ -38,17 +38,10 @@ def lane_to(job: Job, comm: MPI.Intracomm, to: Under, facts: tuple[Any, ...]) ->
 
 
 class Succession:
-    """The server's part in it.
-
-    Attributes
-    ----------
-    events : list of tuple
-        Who has come to lead since this was last emptied, as `Record.events`.
-    """
+    """The server's part in it."""
 
     def __init__(self, job: Job, comm: MPI.Intracomm, tree: Tree, facts: tuple[Any, ...]) -> None:
         self.job, self.comm, self.tree, self.facts = job, comm, tree, facts
-        self.events: list[tuple[str, int, str]] = []
         self._missed: dict[int, int] = {}  # rounds, by leader
         self._passed: dict[int, set[int]] = {}  # by node, who has led in vain since one of its leaders replied
         self._slack: dict[int, float] = {}  # by node, how many times as long as usually the next one may take to come
@@ -116,7 +109,7 @@ class Succession:
         self._renew(lanes, old, self.tree.branch(node))
         say(f"rank {new} leads the node of rank {leader}, which {why}")
         for client in old.topology.hosted[old.topology.ranks.index(leader)]:
-            self.events.append(("succeeded", client, f"rank {new} leads in place of rank {leader}, which {why}"))
+            lanes.events.append(("succeeded", client, f"rank {new} leads in place of rank {leader}, which {why}"))
 
     def leave_out_late(self, lanes: Lanes, why: str) -> None:
         """Give up for good, when a job starts, the ranks below leaders that are not there: they are lost."""

@@ -304,6 +304,7 @@ def play(schedule: Schedule) -> Played:
             if not rounds.lanes.lost and "void attempts" not in str(error):
                 raise Violation(f"nobody is lost, and yet: {error}") from None
             found.ended = str(error)
+        _restart(rounds, reference, found)  # in a round that is none
         rounds.lanes.wait_for_all(30.0)
         states = {int(ids[0]): {name: value[0] for name, value in state.items()} for ids, state in rounds.personal(now)}
         lost = {each for loss in rounds.lanes.lost for each in loss.clients}
@@ -360,10 +361,7 @@ def _round(job: Job, rounds: Any, now: Progress, reference: Reference, found: Pl
     limits = job.guard.limits(now.norms)
     plan, record.sums = rounds.exchange(now, record)
     _check_homes(rounds, job)
-    for _, client, _ in rounds.orphans.events:
-        reference.restart(client)
-        found.rehosted.add(client)
-    rounds.orphans.events.clear()
+    _restart(rounds, reference, found)
     if plan.arrivals is None:
         _check_times(job, plan, reference, most)
         _check_invited(job, plan, reference)
@@ -377,6 +375,15 @@ def _round(job: Job, rounds: Any, now: Progress, reference: Reference, found: Pl
     found.figures, found.wire = found.figures + record.by_rank, found.sent.copy()
     if now.round % 3 == 0:
         rounds.scores(now)
+
+
+def _restart(rounds: Any, reference: Reference, found: Played) -> None:
+    """Let clients go on with earlier state whose ranks are lost."""
+    again = {client for kind, client, _ in rounds.lanes.events if kind == "rehosted"}
+    for client in again:
+        reference.restart(client)
+    found.rehosted |= again
+    rounds.lanes.events.clear()
 
 
 def _check_homes(rounds: Any, job: Job) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -20,10 +21,13 @@ from helpers.checkpoints import save
 from helpers.recorded import restated
 from helpers.runs import after_each_round
 from hpcfl import store
-from hpcfl.base.errors import Stopped, UsageError
+from hpcfl.base.errors import Interrupted, Stopped, UsageError
 from hpcfl.commands.cli import carry_out, main
-from hpcfl.engine import stopping
+from hpcfl.engine import loop, stopping
 from hpcfl.engine.checkpointing import Saver
+from hpcfl.engine.hangs import Moves
+from hpcfl.engine.profile import Phases
+from hpcfl.engine.record import Record
 from hpcfl.launch.request import resume_request, run_request
 from hpcfl.launch.run import launch
 from hpcfl.store import atomic
@@ -465,3 +469,30 @@ def test_what_ranks_agree_on_is_the_same_everywhere(world: Any) -> None:
     expected = [[rank + 1 for rank in range(world.size)], [10.5] * world.size]
     np.testing.assert_array_equal(transport.agree(own), expected)
     transport.leave()
+
+
+def test_what_happened_in_a_round_that_came_to_no_end_is_on_record() -> None:
+    """Whose state went back to an earlier one there begins with that after the stop."""
+    went = [("rehosted", 5, "at rank 2 in place of rank 1, with the state after round 3")]
+    logged: list[Any] = []
+
+    class Waiting:
+        phases, serves = Phases(), True
+
+        def release(self, *_: Any) -> bool:
+            return False
+
+        def exchange(self, *_: Any) -> Any:
+            raise Interrupted("hpcfl stop")
+
+        def together(self, record: Record, reason: str) -> str:
+            record.events += went
+            return reason
+
+    config = SimpleNamespace(rounds=9)
+    job: Any = SimpleNamespace(config=config, moves=Moves(), task=SimpleNamespace(oracle_calls=np.zeros(1)))
+    recorder: Any = SimpleNamespace(log=lambda round_, events: logged.append((round_, events)))
+    saver: Any = SimpleNamespace(saved=4, save=lambda now, scores: logged.append("saved"))
+    with pytest.raises(Stopped):
+        loop.run(job, Waiting(), recorder, SimpleNamespace(round=5), SimpleNamespace(), saver)  # type: ignore[arg-type]
+    assert logged == [(5, went), "saved"]
