@@ -62,8 +62,7 @@ class Watchdog:
     def __init__(self, folder: Path, lost_after: float | None = None, rank: int = 0, hosts: Sequence[str] = "") -> None:
         self.folder, hosts = folder, hosts or [""]
         self.leaving = 2 * min(LEAVE_SECONDS, lost_after or LEAVE_SECONDS) + LOOK_SECONDS
-        near = [host == hosts[0] for host in hosts]
-        peers = [peer for peer in range(1, len(hosts)) if near[peer] == near[rank]] or [rank]
+        peers = [p for p in range(1, len(hosts)) if (hosts[p] == hosts[0]) == (hosts[rank] == hosts[0])] or [rank]
         self.seconds = min(RARELY_SECONDS, LOOK_SECONDS * len(peers))
         self.looked = time.monotonic()
         self.due = self.looked + LOOK_SECONDS + self.seconds * sum(peer < rank for peer in peers) / len(peers)

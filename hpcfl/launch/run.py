@@ -9,7 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -44,7 +44,7 @@ from hpcfl.launch.request import RunRequest
 from hpcfl.mpi.channel import connect
 from hpcfl.mpi.collective import Collective
 from hpcfl.mpi.cores import Processors, processors, shares, threads
-from hpcfl.mpi.launcher import end_job, has_ulfm, library
+from hpcfl.mpi.launcher import SLOW_SECONDS, end_job, has_ulfm, library
 from hpcfl.mpi.placement import check_communicators, check_there, lane_topologies
 from hpcfl.mpi.transport import Transport
 from hpcfl.mpi.waiting import Patience, Roll, tell, telling, texts
@@ -72,21 +72,21 @@ def launch(
     """
     request = None
     try:
-        found = host.builds(comm)
-        serves = comm is None or comm.Get_rank() == 0
+        with telling(comm, SLOW_SECONDS):
+            found = host.builds(comm)
+            serves = comm is None or comm.Get_rank() == 0
 
-        def decided() -> RunRequest | None:
-            mixed = host.check_builds(found, allow_mixed)
-            made = decide()
-            return made and made.model_copy(update={"mixed": mixed})
+            def decided() -> RunRequest | None:
+                mixed = host.check_builds(found, allow_mixed)
+                made = decide()
+                return made and made.model_copy(update={"mixed": mixed})
 
-        request = raise_together(comm, decided if serves else lambda: None)
-        if comm is not None:
-            # not by pydantic's own JSON, which refuses paths that are not UTF-8
-            with telling(comm, 30.0):
+            request = raise_together(comm, decided if serves else lambda: None)
+            if comm is not None:
+                # not by pydantic's own JSON, which refuses paths that are not UTF-8
                 text = tell(comm, json.dumps(request.model_dump(mode="json") if request else None))
-            fields = json.loads(text)
-            request = RunRequest(**fields) if fields else None
+                fields = json.loads(text)
+                request = RunRequest(**fields) if fields else None
         if request is not None:
             carry_out(request, comm)
     except (UserError, ErrorOnOtherRank, Stopped):
@@ -109,24 +109,24 @@ def carry_out(request: RunRequest, comm: Any) -> None:
     rank = 0 if comm is None else comm.Get_rank()
     if rank == 0:
         (request.folder / ERROR_FILE).unlink(missing_ok=True)
-    with telling(comm, config.patience) if comm is not None else nullcontext():
+    with telling(comm, config.patience):
         own = processors()
         found = told(comm, json.dumps([socket.gethostname(), str(os.getpid()), [*own.cores], {**own.quotas}]))
-    here = [json.loads(text) for text in found]
-    processes, hosts = [(host, number) for host, number, *_ in here], [host for host, *_ in here]
-    share = shares([Processors(*known) for _, _, *known in here], hosts)[rank]  # of the cores of its host
-    count = config.threads
-    if count == "auto":
-        count = threads(share, os.environ.get("OMP_NUM_THREADS", "")) if config.clock == "wall" else 1
-    os.environ["OMP_NUM_THREADS"] = str(count)  # torch reads it once, when it is loaded
-    prefer_large_pages(os.environ)
-    counts = [int(each) for each in told(comm, str(count))]
-    ranks = comm  # with which the job starts, or what stands for it where some may be missing
-    if comm is not None and config.start_within is not None:
-        lanes = connect(comm, config.lane_width, hosts, has_ulfm(comm), config.participation.by_arrivals)
-        ranks = Roll(comm, config.start_within, lanes)
-    with _without_absent(request, ranks):
-        device, devices = host.placed(config, ranks, hosts)
+        here = [json.loads(text) for text in found]
+        processes, hosts = [(host, number) for host, number, *_ in here], [host for host, *_ in here]
+        share = shares([Processors(*known) for _, _, *known in here], hosts)[rank]  # of the cores of its host
+        count = config.threads
+        if count == "auto":
+            count = threads(share, os.environ.get("OMP_NUM_THREADS", "")) if config.clock == "wall" else 1
+        os.environ["OMP_NUM_THREADS"] = str(count)  # torch reads it once, when it is loaded
+        prefer_large_pages(os.environ)
+        counts = [int(each) for each in told(comm, str(count))]
+        ranks = comm  # with which the job starts, or what stands for it where some may be missing
+        if comm is not None and config.start_within is not None:
+            lanes = connect(comm, config.lane_width, hosts, has_ulfm(comm), config.participation.by_arrivals)
+            ranks = Roll(comm, config.start_within, lanes)
+        with _without_absent(request, ranks):
+            device, devices = host.placed(config, ranks, hosts)
     with host.fixed_arithmetic(config.reproducible and device != "cpu"):
         with _without_absent(request, ranks), watched(Moves(), config.patience, rank, len(hosts)):
             job, now = _prepared(config, request, ranks, hosts, device, count, share)

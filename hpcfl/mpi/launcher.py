@@ -55,6 +55,9 @@ for rank in $3; do tail --pid=$rank -f /dev/null; done
 gone $1 $2; [ $? -eq 124 ] || exit
 below=$(cat /proc/$1/task/*/children); kill $1
 gone $1 5 || kill -9 $1; kill -9 $below"""
+SLOW_SECONDS = 30
+SLOW = f"""for each in $(seq {SLOW_SECONDS}); do sleep 1; kill -0 $PPID 2> /dev/null || exit; done
+echo "hpcfl: still waiting ({SLOW_SECONDS} s) for MPI to start on all ranks: some hosts may be out of reach" >&2"""
 LAUNCHER_SECONDS = 15.0  # for launchers to end a job whose ranks are out of reach: they do that in a second, or never
 
 
@@ -99,9 +102,15 @@ def checked_world() -> tuple[Any, str]:
         if wrong := foreign(os.environ, text):
             return None, wrong
         bind(os.environ)
+        speaks = shutil.which("sh") and launched_rank(os.environ) == 0
+        # a process of its own: while MPI starts, no thread of this one runs
+        teller = subprocess.Popen(["sh", "-c", SLOW], start_new_session=True) if speaks else None
         with warnings.catch_warnings():  # mpi4py's own guess at a wrong launch
             warnings.simplefilter("ignore", RuntimeWarning)
             MPI.Init_thread()
+        if teller is not None:
+            os.killpg(teller.pid, signal.SIGKILL)
+            teller.wait()
     return MPI.COMM_WORLD, scattered(os.environ, MPI.COMM_WORLD.Get_size(), text)
 
 

@@ -114,9 +114,9 @@ class Bandwidth:
 
 
 @contextmanager
-def telling(comm: MPI.Intracomm, seconds: float) -> Iterator[None]:
+def telling(comm: MPI.Intracomm | None, seconds: float) -> Iterator[None]:
     """Let a line on rank 0 say so where `wait` takes longer than so many seconds within the block: a job starts."""
-    Patience.tells = seconds if comm.Get_rank() == 0 else inf
+    Patience.tells = seconds if comm is not None and comm.Get_rank() == 0 else inf
     try:
         yield
     finally:

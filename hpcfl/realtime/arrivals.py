@@ -16,7 +16,7 @@ import numpy as np
 
 from hpcfl.base.errors import Interrupted, RunError
 from hpcfl.base.rng import keyed
-from hpcfl.base.types import Floats, Ints
+from hpcfl.base.types import Ints
 from hpcfl.engine.executor import acknowledgment
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.received import Received, add_all
@@ -117,7 +117,7 @@ class ArrivalsServer(Server):
         step.sums.arrived = now.arrived(plan)
         now.served = {version: now.served[version] for version in set(flights.version[flights.waiting].tolist())}
         if now.round + 1 == self.job.config.rounds:
-            self._halt()
+            self.halt()
             self.lanes.wait_for_all(SAVE_SECONDS, "ranks to stop their visits")
         return plan, step.sums
 
@@ -276,20 +276,6 @@ class ArrivalsServer(Server):
         super()._rehost()
         if before != (len(self.lanes.events), self.lanes.all):
             self.lane |= self._hosts()
-
-    def _halt(self) -> None:
-        """Stop all visits: no more rounds are to come. They remain those of clients that are at work."""
-        for lane in self.lanes.those("visiting"):
-            lane.close(Command(Op.CLOSE))
-        self.at_work = {}
-
-    def profiles(self) -> dict[int, Floats]:
-        self._halt()
-        return super().profiles()
-
-    def leave(self, round: int, stopped: int, without_dead: bool) -> tuple[list[int], bool]:
-        self._halt()
-        return super().leave(round, stopped, without_dead)
 
 
 def _arrival(lane: Lane) -> tuple[float, int]:

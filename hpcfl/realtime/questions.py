@@ -266,7 +266,7 @@ class Profile(Question):
     def begin(self, rank: Asked, command: Command, reply: Table) -> Callable[[], bool]:
         rank.profiled.end()
         reply.put(rank.local_rank, rank.profiled.figures())
-        return _at_once
+        return lambda: True
 
 
 class Save(Question):
@@ -280,7 +280,7 @@ class Save(Question):
 
     def begin(self, rank: Asked, command: Command, reply: States) -> Callable[[], bool]:
         reply.put(rank.local_rank, rank.executor.personal())
-        return _at_once
+        return lambda: True
 
 
 class Write(Question):
@@ -322,7 +322,7 @@ class Release(Question):
 
     def begin(self, rank: Asked, command: Command, reply: Done) -> Callable[[], bool]:
         rank.release()
-        return _at_once
+        return lambda: True
 
 
 class Leave(Question):
@@ -331,7 +331,7 @@ class Leave(Question):
     alone = dismisses = True
 
     def begin(self, rank: Asked, command: Command, reply: Done) -> Callable[[], bool]:
-        return _at_once
+        return lambda: True
 
     def seconds(self, job: Job, topology: Topology) -> float:
         return LEAVE_SECONDS
@@ -341,10 +341,6 @@ QUESTIONS: dict[Op, type[Question]] = {
     **{Op.SCORE: Score, Op.SAVE: Save, Op.WRITE: Write, Op.PROFILE: Profile, Op.ADOPT: Adopt},
     **{Op.RELEASE: Release, Op.LEAVE: Leave},
 }
-
-
-def _at_once() -> bool:
-    return True
 
 
 def _computed(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import suppress
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -115,8 +116,7 @@ class Server(Rounds):
             try:
                 return self.run_round(now.round, now.shared, now.stage.number, self.job.guard.limits(now.norms))
             except Interrupted:  # lanes that are free soon will take part in what follows
-                for lane in self.lanes.those("visiting"):
-                    lane.close(Command(Op.CLOSE))
+                self.halt()
                 raise
 
     def run_round(
@@ -142,6 +142,11 @@ class Server(Rounds):
                 say(f"round {round}: {what}")
         plan = outcome.plan(time.monotonic() - began, repeats)
         return plan, outcome.sums(plan)
+
+    def halt(self) -> None:
+        """Stop all visits: this round comes to no end, or no more rounds are to come."""
+        for lane in self.lanes.those("visiting"):
+            lane.close(Command(Op.CLOSE))
 
     def _attempt(self, round: int, number: int, shared: State, stage: int, limits: Floats | None) -> RoundOutcome:
         attempt = self._invited(round, number, stage)
@@ -330,6 +335,7 @@ class Server(Rounds):
 
     def profiles(self) -> dict[int, Floats]:
         """Ask where the ranks' time went, see `Phases.figures`: who does not reply in time is left out."""
+        self.halt()
         self.lanes.reform()
         what = "ranks to tell where their time went"
         self.lanes.wait_for_all(SAVE_SECONDS, what)
@@ -344,6 +350,7 @@ class Server(Rounds):
         A wish to stop that comes meanwhile ends the waiting. Return the ranks that did not come back, and whether all
         ranks are to end without that farewell: where MPI cannot take it `without_dead` ranks, and there are any.
         """
+        self.halt()
         self.lanes.reform()
         rest = self.rest
         try:
@@ -352,16 +359,20 @@ class Server(Rounds):
             rest = idle
         with suppress(Interrupted):
             self.lanes.wait_for_all(LEAVE_SECONDS, "ranks to come back and leave", rest)
-            if self.succession is not None:  # who was led by one that has died meanwhile has to hear of the end
-                self.succession.look(self.lanes)
-                self.lanes.wait_for_all(SAVE_SECONDS, "ranks to lead and leave", rest)
         hard = bool(self.lanes.lost) and not without_dead
-        command = Command(Op.LEAVE, round, stopped=stopped, hard=hard)
-        found = self.lanes.ask(self.job, self.lanes.all, command, what="ranks to leave", rest=rest)
+        command, found, asked = Command(Op.LEAVE, round, stopped=stopped, hard=hard), dict[Lane, Any](), list[Lane]()
+        for _ in range(2):  # who was led by one that has died meanwhile has to hear of the end
+            if self.succession is not None:
+                self.succession.look(self.lanes)
+                with suppress(Interrupted):
+                    self.lanes.wait_for_all(SAVE_SECONDS, "ranks to lead and leave", rest)
+            left = [lane for lane in self.lanes.all if lane not in asked]
+            asked += left
+            found |= self.lanes.ask(self.job, left, command, what="ranks to leave", rest=rest)
         lost = {loss.rank for loss in self.lanes.lost}
-        left = [{*lane.topology.ranks} - lost for lane in self.lanes.all if lane.state != "dead"]
+        there = [{*lane.topology.ranks} - lost for lane in self.lanes.all if lane.state != "dead"]
         came = {rank for reply in found.values() for rank in reply.did}
-        return sorted(set().union(*left) - came), hard
+        return sorted(set().union(*there) - came), hard
 
     def together(self, record: Record, reason: str) -> str:
         """Take the ranks' figures from what they have sent, and tell who is lost."""

@@ -71,8 +71,7 @@ def check_owner(run_dir: Path) -> None:
     file = _held.get(os.path.realpath(run_dir))
     if file is not None and (run_dir / FILE).exists() and not _is_there(run_dir, file):
         other = parsed((run_dir / FILE).read_text(errors="replace"))
-        who = f"process {other.pid} on {other.host}"
-        raise TakenOver(f"'{run_dir}' has been taken over by {who}: this run ends, and writes no more")
+        raise TakenOver(f"'{run_dir}' was taken over by process {other.pid} on {other.host}: this run writes no more")
 
 
 @contextmanager

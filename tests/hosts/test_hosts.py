@@ -159,9 +159,30 @@ def test_a_server_that_comes_back_finds_its_run_taken_over(mpi: str, tmp_path: P
             assert second.wait() == 0, second.out + second.err
             cluster.until(lambda: not cluster.left(), LEFT_SECONDS)
     assert job.process.wait() != 0
-    assert f"'{folder}' has been taken over by process" in job.err or "the run has been taken over by" in job.err
+    assert f"'{folder}' was taken over by process" in job.err or "the run has been taken over by" in job.err
     assert store.read_status(folder).state == "done"
     assert store.open_run(folder)["round"].values.tolist() == list(range(60))
+
+
+@pytest.mark.parametrize("mpi", mpis())
+@pytest.mark.parametrize("ready", [False, True], ids=["while MPI starts", "once MPI has started"])
+def test_a_host_that_is_cut_off_in_the_start_is_spoken_of(ready: bool, mpi: str, tmp_path: Path) -> None:
+    folder, marks = tmp_path / "run", tmp_path / "marks"
+    marks.mkdir()
+    config = toml(REAL | {"patience": 3.0}, tmp_path / "run.toml")
+    held = [Path(__file__).parents[1] / "helpers" / "held.py", marks, "start" if ready else "begin"]
+    with Cluster(4, [tmp_path]) as cluster:
+        words = [*held, *run(folder, config)[2:]]
+        with cluster.live(mpi, SPREAD, words, tmp_path / "job") as job:
+            cluster.until(lambda: len(list(marks.iterdir())) == sum(SPREAD), LEFT_SECONDS)
+            cluster.cut("h4")
+            (marks / "go").touch()
+            job.until(lambda: "still waiting (" in job.err)
+        line = (
+            "for all ranks to start: some may be dead" if ready else "for MPI to start on all ranks: some hosts may be"
+        )
+        assert line in job.err
+        assert job.err.count("still waiting (") == 1
 
 
 @pytest.mark.parametrize(

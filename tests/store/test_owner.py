@@ -332,7 +332,7 @@ def test_whose_folder_is_taken_over_from_another_host_ends_without_writing(tmp_p
     before = [path.read_text() for path in kept], store.saved(folder)
     first.send_signal(signal.SIGCONT)
     code, said = ended(first)
-    told = f"hpcfl: '{folder}' has been taken over by process {os.getpid()} on far: this run ends, and writes no more\n"
+    told = f"hpcfl: '{folder}' was taken over by process {os.getpid()} on far: this run writes no more\n"
     assert (code, said) == (1, told)
     assert [path.read_text() for path in kept] == before[0]
     assert len(store.saved(folder)) <= len(before[1]) + 1  # one that was written when it was stopped
