@@ -105,6 +105,12 @@ class Schedule:
     """From this second on it is wished that the run stops."""
 
     @property
+    def far(self) -> bool:
+        """Whether a word there and back may take longer than lanes are given to become free after a closing."""
+        most = self.network.get("latency", 0.0) * (1 + self.network.get("jitter", 0.0))
+        return bool(2 * most > GRACE_SECONDS)
+
+    @property
     def told(self) -> dict[str, Any]:
         given = {"hosts": self.hosts, "faults": self.faults, "quick": self.quick, "stop": self.stop}
         return {**json.loads(self.config), **given, **self.network}
@@ -292,7 +298,7 @@ def play(schedule: Schedule) -> Played:
         now, stop = job.begin(0), SimpleNamespace(requested=lambda: "stop" * (network.now >= schedule.stop))
         reference = Reference(schedule, stop.requested)
         # what others feel: over a slow link a leader's sums may come too late for what it has told of
-        befalls = any(fault.kind != "slow" or leads for fault in schedule.faults)
+        befalls = schedule.far or any(fault.kind != "slow" or leads for fault in schedule.faults)
         most = inf if befalls else LATE + 100 * network.latency
         rounds = start.lead(job, comm, schedule.hosts, Path("/nowhere"), stop, now)  # type: ignore[arg-type]
         try:
@@ -343,7 +349,7 @@ def play(schedule: Schedule) -> Played:
             found.broken = f"{type(error).__name__}: {error}"
     found.events, found.trace, found.said = network.events, network.trace.hexdigest(), said.getvalue()
     words = ["void attempts"]
-    if 2 * network.latency * (1 + network.jitter) > GRACE_SECONDS:  # leaders may seem to be silent
+    if schedule.far:  # leaders may seem to be silent
         words.append(" leads the node of ")
     odd = [line for line in found.said.splitlines() if not any(word in line for word in words)]
     if odd and not schedule.faults and not found.broken:
@@ -417,7 +423,8 @@ def _check_invited(job: Job, plan: Plan, reference: Reference) -> None:
     drawn = job.planner.attempt(plan.round, plan.repeats).cohort
     if reference.free and plan.repeats == 0 and (left := np.setdiff1d(drawn, plan.cohort)).size:
         raise Violation(f"round {plan.round}: all ranks were free, and clients {left} were not invited")
-    reference.free = not reference.schedule.faults and bool((plan.depth == 1).all())
+    schedule = reference.schedule
+    reference.free = not schedule.faults and not schedule.far and bool((plan.depth == 1).all())
 
 
 def _befall(network: Network, fault: Fault) -> None:
