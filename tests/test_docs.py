@@ -47,7 +47,7 @@ from test_presets import images
 
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
-PROGRAMS = ("hpcfl", "mpirun", "mpiexec", "sbatch", "make", "python", "pytest")
+PROGRAMS = ("hpcfl", "mpirun", "mpiexec", "sbatch", "srun", "make", "python", "pytest")
 KEYS = {"with": "overlays", "set": "settings"}
 BATCH = {"run.sbatch": "run", "sweep.sbatch": "sweep"}
 OVER = {"--set": "settings", "--with": "overlays"}
@@ -125,8 +125,8 @@ def noted(text: str, here: Path) -> list[Words]:
 
 
 def without_launcher(words: Words) -> Words:
-    """Return what `mpirun` or `mpiexec` starts, as words that begin with the program; other words as they are."""
-    if words[0] not in ("mpirun", "mpiexec"):
+    """Return what `mpirun`, `mpiexec` or `srun` starts, as words that begin with the program; other words as they are."""
+    if words[0] not in ("mpirun", "mpiexec", "srun"):
         return words
     place = next(place for place, word in enumerate(words) if Path(word).name in ("hpcfl", "python"))
     return [Path(words[place]).name, *words[place + 1 :]]

@@ -84,8 +84,7 @@ def launch(
             request = raise_together(comm, decided if serves else lambda: None)
             if comm is not None:
                 # not by pydantic's own JSON, which refuses paths that are not UTF-8
-                text = tell(comm, json.dumps(request.model_dump(mode="json") if request else None))
-                fields = json.loads(text)
+                fields = json.loads(tell(comm, json.dumps(request.model_dump(mode="json") if request else None)))
                 request = RunRequest(**fields) if fields else None
         if request is not None:
             carry_out(request, comm)

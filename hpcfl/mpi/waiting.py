@@ -189,7 +189,10 @@ def rows(comm: MPI.Intracomm, own: Floats) -> Floats:
 
 
 def settle(comm: MPI.Intracomm | Roll, error: Exception | None) -> None:
-    """Raise on every rank if any has an error: its own on the first such rank, `ErrorOnOtherRank` on the others."""
+    """Raise on every rank if any has an error: its own on the first such rank, `ErrorOnOtherRank` on the others.
+
+    Where that is not rank 0, the error says which rank it is, and on which host.
+    """
     codes = np.zeros(comm.Get_size(), dtype=np.int64)
     if error is not None:
         codes[comm.Get_rank()] = error.code if isinstance(error, UserError) else 1
@@ -200,10 +203,11 @@ def settle(comm: MPI.Intracomm | Roll, error: Exception | None) -> None:
     if not codes.any():
         return
     first = int(np.flatnonzero(codes)[0])
+    if isinstance(error, UserError) and comm.Get_rank() == first:
+        error.settled = True
+        error.args = (f"{error} (rank {first}, host {os.uname().nodename})" if first else str(error),)
     line = tell(comm, str(error or ""), first)
     if comm.Get_rank() == first and error is not None:
-        if isinstance(error, UserError):
-            error.settled = True
         raise error
     raise ErrorOnOtherRank(int(codes[first]), line)
 

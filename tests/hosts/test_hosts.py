@@ -1,4 +1,4 @@
-"""Jobs over several hosts, with both MPIs: `make test-hosts`.
+"""Jobs over several hosts, with both MPIs: `make test-hosts`, and with what is marked as slow `make test-hosts-all`.
 
 Hosts are namespaces of this machine (`hosts.cluster`): the network between them is TCP, and can fail.
 """
@@ -6,10 +6,11 @@ Hosts are namespaces of this machine (`hosts.cluster`): the network between them
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,16 @@ REAL: dict[str, Any] = {
     **{"checkpoint": {"every": 100}, "data": {"name": "digits"}, "model": {"name": "mlp"}},
     **{"algorithm": {"name": "fedavg", "epochs": 1}, "participation": {"close": "deadline", "deadline": 0.6}},
 }
+
+
+def slow(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def first_is_quick(cases: Iterable[Any]) -> list[Any]:
+    """Mark all cases but the first one as slow."""
+    first, *others = ((case if isinstance(case, tuple) else (case,)) for case in cases)
+    return [pytest.param(*first), *(slow(*case) for case in others)]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -79,7 +90,7 @@ def test_three_hosts_give_the_bits_of_one_process(preset: str, mpi: str, tmp_pat
 
 
 @pytest.mark.parametrize("mpi", mpis())
-@pytest.mark.parametrize(("fault", "mended"), [("cut", "join"), ("freeze", "thaw")])
+@pytest.mark.parametrize(("fault", "mended"), [("cut", "join"), slow("freeze", "thaw")])
 @pytest.mark.parametrize("width", [1, "two-level"])
 def test_a_host_that_is_away_for_seconds_comes_back(
     width: Any, fault: str, mended: str, mpi: str, tmp_path: Path
@@ -124,8 +135,7 @@ def test_a_run_whose_host_was_killed_goes_on_on_the_others_to_the_bit(mpi: str, 
     assert summary(killed)["state_sha256"] == summary(one)["state_sha256"]
 
 
-@pytest.mark.parametrize("mpi", mpis())
-@pytest.mark.parametrize("width", [1, "two-level"])
+@pytest.mark.parametrize(("width", "mpi"), first_is_quick((width, mpi) for width in (1, "two-level") for mpi in mpis()))
 def test_nobody_stays_where_the_servers_host_has_crashed(width: Any, mpi: str, tmp_path: Path) -> None:
     """Its launcher is gone with it: each rank ends by itself; the run goes on from another host."""
     folder = tmp_path / "run"
@@ -143,7 +153,7 @@ def test_nobody_stays_where_the_servers_host_has_crashed(width: Any, mpi: str, t
     assert store.open_run(folder)["round"].values.tolist() == list(range(40))
 
 
-@pytest.mark.parametrize("mpi", mpis())
+@pytest.mark.parametrize("mpi", first_is_quick((mpi,) for mpi in mpis()))
 def test_a_server_that_comes_back_finds_its_run_taken_over(mpi: str, tmp_path: Path) -> None:
     """Its host was cut off, and the run went on from another one; it writes no more, and its ranks end."""
     folder = tmp_path / "run"
@@ -162,6 +172,40 @@ def test_a_server_that_comes_back_finds_its_run_taken_over(mpi: str, tmp_path: P
     assert f"'{folder}' was taken over by process" in job.err or "the run has been taken over by" in job.err
     assert store.read_status(folder).state == "done"
     assert store.open_run(folder)["round"].values.tolist() == list(range(60))
+
+
+@pytest.mark.parametrize("mpi", mpis())
+def test_a_host_without_the_data_is_named(mpi: str, tmp_path: Path) -> None:
+    mnist = Path(os.environ.get("HPCFL_DATA", "")) / "mnist"
+    if not mnist.is_dir():
+        pytest.skip("HPCFL_DATA names no folder with mnist/")
+    facts = {"rounds": 3, "clients": 6, "algorithm": {"name": "fedavg"}, "model": {"name": "mlp"}}
+    config = toml(facts | {"data": {"name": "mnist"}}, tmp_path / "run.toml")
+    with Cluster(3, [tmp_path]) as cluster:
+        for host in ("h1", "h2"):  # each has a /tmp of its own
+            assert cluster.start(host, ["sh", "-c", f"mkdir /tmp/data && cp -r {mnist} /tmp/data"]).wait() == 0
+        words = run(tmp_path / "run", config, "--data-dir", "/tmp/data")
+        with cluster.live(mpi, (1, 2, 2), words, tmp_path / "job") as job:
+            over(cluster, job, 2)
+    line = "hpcfl: data.name = 'mnist': /tmp/data has no folder mnist/ (rank 3, host h3)"
+    assert [each for each in job.err.splitlines() if each.startswith("hpcfl: ")] == [line]
+
+
+@pytest.mark.parametrize("mpi", mpis())
+@pytest.mark.parametrize("width", [1, "two-level"])
+@pytest.mark.slow
+def test_a_slow_link_holds_up_nobody_else(width: Any, mpi: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    more: dict[str, Any] = {"lane_width": width, "rounds": 40, "model": {"name": "mlp", "hidden": [256, 256]}}
+    words = run(folder, toml(REAL | more, tmp_path / "run.toml"))
+    with Cluster(4, [tmp_path]) as cluster, cluster.live(mpi, SPREAD, words, tmp_path / "job") as job:
+        job.until(lambda: told(job) > 10)
+        cluster.rate("h4", 1.0)  # of the 340 kB of a model a tenth in a round
+        job.until(lambda: told(job) > 35)
+        cluster.rate("h4", 0)
+        over(cluster, job)
+    assert came(folder, range(4)).all()
+    assert not came(folder, (4, 5))[15:30].all(1).any()
 
 
 @pytest.mark.parametrize("mpi", mpis())
@@ -189,7 +233,7 @@ def test_a_host_that_is_cut_off_in_the_start_is_spoken_of(ready: bool, mpi: str,
     ("mpi", "options"),
     [(mpi, ()) for mpi in mpis()] + [("openmpi", ("--with-ft", "ulfm"))] * ("openmpi" in mpis()),
 )
-@pytest.mark.parametrize("more", [{}, {"lane_width": "two-level"}])
+@pytest.mark.parametrize("more", first_is_quick(({}, {"lane_width": "two-level"})))
 def test_a_job_whose_host_is_cut_off_for_good_ends(
     more: dict[str, Any], mpi: str, options: tuple[str, ...], tmp_path: Path
 ) -> None:

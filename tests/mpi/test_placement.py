@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +93,14 @@ def test_an_error_on_one_rank_is_everybodys(world: Any) -> None:
     from hpcfl.mpi.waiting import settle
 
     settle(world.comm, None)
-    own = UsageError("only here") if world.rank == world.size - 1 else None
+    last = world.size - 1
+    own = UsageError("only here") if world.rank == last else None
     with pytest.raises((UsageError, ErrorOnOtherRank)) as caught:
         settle(world.comm, own)
     assert isinstance(caught.value, UsageError) == (own is not None)
     assert own is not None or caught.value.code == 2
+    line = f"only here (rank {last}, host {os.uname().nodename})"
+    assert line == (str(caught.value) if isinstance(caught.value, UsageError) else caught.value.line)
 
 
 @pytest.mark.mpi
