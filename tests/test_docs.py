@@ -125,7 +125,7 @@ def noted(text: str, here: Path) -> list[Words]:
 
 
 def without_launcher(words: Words) -> Words:
-    """Return what `mpirun`, `mpiexec` or `srun` starts, as words that begin with the program; other words as they are."""
+    """Return what `mpirun`, `mpiexec` or `srun` starts, from the program on; other words as they are."""
     if words[0] not in ("mpirun", "mpiexec", "srun"):
         return words
     place = next(place for place, word in enumerate(words) if Path(word).name in ("hpcfl", "python"))
