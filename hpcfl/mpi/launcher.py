@@ -272,7 +272,7 @@ def end_launcher(first: Sequence[int] = ()) -> None:
     """
     found, above = 0, os.getppid()
     with suppress(OSError):  # it has ended, or no process can be begun
-        while match := LAUNCHER.match(Path(f"/proc/{above}/status").read_text()):
+        while above and (match := LAUNCHER.match(Path(f"/proc/{above}/status").read_text())):
             found, above = above, int(match[1])
         if found:
             words = map(str, (found, LAUNCHER_SECONDS, *first))
