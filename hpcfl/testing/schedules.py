@@ -345,6 +345,9 @@ def play(schedule: Schedule) -> Played:
             network.run(lambda: over >= needed, MOST_SECONDS)
         except Violation as violation:
             found.broken = str(violation)
+        except RunError as error:  # too few ranks were there in time, and the job ends
+            short = bool(schedule.faults) and str(error).startswith("min_ranks: ")
+            found.ended, found.broken = (str(error), "") if short else ("", f"RunError: {error}")
         except Exception as error:
             found.broken = f"{type(error).__name__}: {error}"
     found.events, found.trace, found.said = network.events, network.trace.hexdigest(), said.getvalue()
