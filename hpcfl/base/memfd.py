@@ -41,9 +41,7 @@ def opened(words: str) -> int:
     """
     process, number, nonce = words.split()
     try:
-        file = os.open(
-            f"/proc/{process}/fd/{number}", os.O_RDONLY | os.O_NONBLOCK
-        )  # a number given anew may be a pipe's
+        file = os.open(f"/proc/{process}/fd/{number}", os.O_NONBLOCK)  # to read; a number given anew may be a pipe's
     except OSError as error:
         raise RunError(f"memory of process {process} cannot be opened: {error.strerror}") from None
     try:
