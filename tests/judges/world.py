@@ -163,7 +163,7 @@ class Rows(Recorder):
     """Keeps in memory what a run records."""
 
     def __init__(self, job: Job) -> None:
-        self.job, self.warned, self.rejections, self.kept = job, set(), 0, []
+        self.run_dir, self.job, self.warned, self.rejections, self.kept = Path(), job, set(), 0, []
         self.segment = SimpleNamespace(write=lambda round_, row: self.kept.append(row), event=lambda *event: None)
         self.reporter = SimpleNamespace(round=lambda done, row: None, warn=lambda kind, text, always=False: None)
 
