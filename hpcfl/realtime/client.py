@@ -25,9 +25,10 @@ from hpcfl.mpi.channel import Pair, Requests
 from hpcfl.mpi.placement import Topology, Turn
 from hpcfl.mpi.transfers import complete
 from hpcfl.mpi.waiting import Doze, Patience
+from hpcfl.realtime.lane import visit_formats
 from hpcfl.realtime.orders import Command, Op
 from hpcfl.realtime.questions import QUESTIONS
-from hpcfl.sums.frames import StagedFrame, VisitFormats
+from hpcfl.sums.frames import StagedFrame
 from hpcfl.sums.packing import Bytes, Packing
 
 LOOK_SECONDS = 0.002  # how often a rank that computes looks for the server's word
@@ -112,8 +113,7 @@ class ClientRank:
 
     def host(self, topology: Topology) -> None:
         self.topology = topology
-        parts = dict(zip(topology.clients.tolist(), self.job.parts[topology.clients].tolist()))
-        self.formats = VisitFormats(self.job.layout, len(topology.ranks), topology.most(self.job.together), parts)
+        self.formats = visit_formats(self.job.layout, topology, self.job.together, self.job.parts)
         self._turns: list[Turn] = []
         self._command = Command.empty(len(topology.clients), self.job.config.clients)
 

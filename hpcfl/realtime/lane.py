@@ -41,6 +41,12 @@ BUSY = "visiting", "asked", "late"
 """The states in which a rank owes something."""
 
 
+def visit_formats(layout: Layout, topology: Topology, together: bool, parts: Ints) -> VisitFormats:
+    """Return the formats of visits on a lane; `parts` [clients] says which part of the blocks each client holds."""
+    held = dict(zip(topology.clients.tolist(), parts[topology.clients].tolist()))
+    return VisitFormats(layout, len(topology.ranks), topology.most(together), held)
+
+
 class PendingReceive(Received):
     """One turn of a lane's ranks, as it is received: a frame per group, and when each of them was there."""
 
@@ -85,9 +91,8 @@ class Turns:
     flowing = False
 
     def __init__(self, lane: Lane) -> None:
-        topology, self.lane = lane.topology, lane
-        parts = dict(zip(topology.clients.tolist(), lane.parts[topology.clients].tolist()))
-        self.formats = VisitFormats(lane.layout, len(topology.ranks), topology.most(lane.together), parts)
+        self.lane = lane
+        self.formats = visit_formats(lane.layout, lane.topology, lane.together, lane.parts)
         self.asked: list[list[list[int]]] = []
         self.begun = 0
         self.pending: PendingReceive | None = None

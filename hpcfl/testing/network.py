@@ -33,6 +33,7 @@ from greenlet import getcurrent, greenlet
 
 from hpcfl.base import lazy
 from hpcfl.base.rng import keyed
+from hpcfl.engine.executor import Worker
 from hpcfl.mpi import relay, waiting
 from hpcfl.realtime import lane
 
@@ -702,12 +703,12 @@ class Flag:
         return self._set
 
 
-class Computing:
-    """What `hpcfl.engine.executor.Worker` is: a second thread of the rank."""
+class Computing(Worker):
+    """A worker that is no thread: a process of the network's, beside the rank's own."""
 
     def __init__(self, network: Network) -> None:
-        self.network, self.rank, self.busy = network, network.current, False
-        self._results: deque[tuple[str, Any]] = deque()
+        self.network, self.rank, self.busy, self._next = network, network.current, False, None
+        self._come: deque[tuple[str, Any]] = deque()
         self._nap = 0.0  # ever longer, as long as nothing comes
 
     def start(self, work: Callable[[Callable[[Any], None]], None]) -> None:
@@ -724,28 +725,17 @@ class Computing:
         self.network.spawn(self.rank, run, self.network.now)
 
     def _put(self, kind: str, item: Any) -> None:
-        self._results.append((kind, item))
+        self._come.append((kind, item))
         self.network.stir(self.rank)
 
     def wait(self, seconds: float) -> None:
-        if not self._results:
+        if self._next is None and not self._come and seconds > 0:
             self._nap = max(seconds, min(2 * self._nap, MOST_NAP))
             if self.network.wait(self._nap):
                 self._nap = 0.0
                 self.network.events += 1
-
-    def take(self, timeout: float) -> Any:
-        if timeout > 0:
-            self.wait(timeout)
-        if not self._results:
-            return None
-        kind, result = self._results.popleft()
-        if kind == "put":
-            return result
-        self.busy = False
-        if result is not None:
-            raise result
-        return None
+        if self._next is None and self._come:
+            self._next = self._come.popleft()
 
 
 class Gone(Exception):  # noqa: N818
