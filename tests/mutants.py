@@ -2,10 +2,10 @@
 
 Modules of `hpcfl.realtime`, by name (``lane leader``), are changed in one place each: a comparison or an `and` is
 turned round, a condition negated, which swaps its branches, a small number made larger by 1, a statement left out. Each
-such mutant is written to a copy of the package, against which drawn schedules are played, then the tests of real time
-run that need no MPI, until something fails or takes too long. The draw depends on the seed alone, so that a job may be
-cut into shards by ``--first`` and ``--count``. Prints a line per mutant, and one JSON line last; survivors are told by
-file and line.
+such mutant is written to a copy of the package, against which schedules are played whose traces are frozen
+(`golden.schedules`), then the tests of real time run that need no MPI, until something fails or takes too long. The
+draw depends on the seed alone, so that a job may be cut into shards by ``--first`` and ``--count``. Prints a line per
+mutant, and one JSON line last; survivors are told by file and line.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from golden.schedules import unlike
+
 ROOT = Path(__file__).parent.parent
 BESIDE = "tests", "benchmarks", "analysis", "docs", "jobs", "examples", "pyproject.toml", "README.md", "CHANGELOG.md"
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
@@ -34,13 +36,18 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
 }
 PLAYED = """
 import sys, torch
+sys.path.insert(0, "tests")
+from golden.schedules import frozen, short
 from hpcfl.testing.schedules import drawn, play
 torch.set_num_threads(1)
-for seed in range(*map(int, sys.argv[1].split(":"))):
-    if broken := play(drawn(seed)).broken:
-        sys.exit(f"seed {seed}: {broken}")
+known = frozen()
+for seed in map(int, sys.argv[1:]):
+    found = play(drawn(seed))
+    if found.broken or short(found) != known[seed]:
+        sys.exit(f"seed {seed}: {found.broken or 'another trace'}")
 """
 TESTS = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts="]
+ROOM = ["-m", "not mpi and not launch and not slow and not slurm", "-k", "not million"]
 
 
 @dataclass(frozen=True)
@@ -116,8 +123,8 @@ def killed(mutant: Mutant | None, folder: Path, asked: argparse.Namespace) -> st
     kept = place.read_text(encoding="utf-8") if place else ""
     if place and mutant:
         place.write_text(mutant.source, encoding="utf-8")
-    played = [sys.executable, "-c", PLAYED, asked.schedules]
-    tests = [*TESTS, "-m", "not mpi and not launch and not slow and not slurm", *asked.tests]
+    played = [sys.executable, "-c", PLAYED, *map(str, unlike(asked.schedules))]
+    tests = [*TESTS, *ROOM, *asked.tests]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         for name, command in (("schedules", played), ("tests", tests)):
@@ -144,7 +151,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
     parser.add_argument("--first", type=int, default=0, help="where in the draw to begin")
     parser.add_argument("--count", type=int, default=20)
-    parser.add_argument("--schedules", default="0:20", help="seeds, from the first up to before the last")
+    parser.add_argument("--schedules", type=int, default=40, help="how many of those that are frozen")
     parser.add_argument("--tests", nargs="*", default=["tests/realtime"])
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for schedules, and for tests")
     asked = parser.parse_args()

@@ -287,6 +287,8 @@ class Lanes:
         asked = [lane for lane, reply in replies.items() if lane.ask(command, question, reply, state)]
         allowed = [lane.bandwidth.allows(replies[lane].nbytes) + question.seconds(job, lane.topology) for lane in asked]
         limit = max(allowed, default=0.0)
+        for lane in asked if question.lasts else ():
+            lane.heard = time.monotonic() + limit
 
         def owing() -> list[Lane]:
             return [lane for lane in asked if lane.owes_reply]

@@ -214,6 +214,8 @@ class Question(ABC):
         Whether the next command comes after the reply only.
     dismisses : bool
         Whether it ends the work of ranks: then late ones are waited for first.
+    lasts : bool
+        Whether a rank may need all the time that a reply may take: until then its silence is none.
     phase : str
         Where the time that a rank takes for it goes.
     """
@@ -222,6 +224,7 @@ class Question(ABC):
     beside: ClassVar[bool] = False
     alone: ClassVar[bool] = False
     dismisses: ClassVar[bool] = False
+    lasts: ClassVar[bool] = False
     phase: ClassVar[str] = "other"
 
     def reply(self, job: Job, topology: Topology, led: bool = False) -> Any:
@@ -286,7 +289,7 @@ class Save(Question):
 class Write(Question):
     """Write the acknowledged personal state, which does not change meanwhile, to the checkpoint of a round."""
 
-    beside = alone = True
+    beside = alone = lasts = True
     phase = "store"
 
     def begin(self, rank: Asked, command: Command, reply: Done) -> Callable[[], bool]:

@@ -281,7 +281,7 @@ class Server(Rounds):
     def personal(self, now: Progress) -> Iterator[Saved]:
         """Have the ranks write the acknowledged state, or ask lane by lane for it where they do not see the run folder.
 
-        Of a lane that does not reply, repeat what was saved last.
+        Of a client of whom nothing comes, repeat what was saved last, or its state before the first visit.
         """
         self.wrote = {}
         if self.kept is not None:
@@ -301,10 +301,10 @@ class Server(Rounds):
                     yield from reply.saved()
                     left = reply.lacking()
             missed += left
-            yield from self._last_saved(left, now.saved)
-        between = self.orphans.clients.tolist()
-        missed += between
-        yield from self._last_saved(between, now.saved)
+        missed += self.orphans.clients.tolist()
+        known = store.load_personal(now.saved, missed, check=True) if now.saved and missed else {}
+        for client in missed:
+            yield as_chunk(client, known.get(client) or arrays(self.job.algorithm.init_client(self.job.task, client)))
         self.stale = store.personal_rounds(now.saved, missed) if now.saved else dict.fromkeys(missed, 0)
 
     @property
@@ -312,12 +312,6 @@ class Server(Rounds):
         homes = super().homes
         homes[[*self.wrote]] = [*self.wrote.values()]
         return homes
-
-    def _last_saved(self, clients: list[int], saved: Path | None) -> Iterator[Saved]:
-        """Yield what a checkpoint has of some clients, else their state before the first visit."""
-        known = store.load_personal(saved, clients, check=True) if saved and clients else {}
-        for client in clients:
-            yield as_chunk(client, known.get(client) or arrays(self.job.algorithm.init_client(self.job.task, client)))
 
     def release(self, now: Progress, record: Record) -> bool:
         """Fetch the personal state for good; let the ranks that are free forget all and sleep until they leave.

@@ -243,7 +243,7 @@ class Network:
     def note(self, *facts: Any) -> None:
         """Count an event, and add it to what tells schedules apart."""
         self.events += 1
-        self.trace.update(repr((round(self.now, 9), *facts)).encode())
+        self.trace.update(repr((round(self.now, 6), *facts)).encode())
 
     def spawn(self, rank: int, run: Callable[[], None], when: float = 0.0) -> None:
         """Let something begin on a rank."""
@@ -745,16 +745,16 @@ class Gone(Exception):  # noqa: N818
 ROOMS = (
     *(
         f"realtime.{name}"
-        for name in ("arrivals", "client", "lane", "lanes", "leader", "membership", "node", "relayed")
+        for name in ("arrivals", "client", "lane", "lanes", "leader", "membership", "node", "questions")
     ),
-    *(f"realtime.{name}" for name in ("roles", "server", "start", "succession")),
+    *(f"realtime.{name}" for name in ("relayed", "roles", "server", "start", "succession")),
     *(f"engine.{name}" for name in ("executor", "pace", "watchdog")),
 )
 
 
 @contextmanager
-def in_place(network: Network) -> Iterator[None]:
-    """Let the package talk over this network within the block, and live by its clock."""
+def in_place(network: Network, **more: Any) -> Iterator[None]:
+    """Let the package talk over this network within the block, and live by its clock; `more` is put in place too."""
 
     def pause(self: waiting.Patience, most: float = 1.0, coming: int = 0) -> None:
         since = Clock(network).monotonic() - self.start
@@ -771,7 +771,7 @@ def in_place(network: Network) -> Iterator[None]:
         **{"time": clock, "Event": lambda: Flag(network), "Worker": lambda: Computing(network), "freeze": lambda: None},
         **{"threading": SimpleNamespace(Event=lambda: Flag(network), Lock=Lock), "_drop": drop},
         **{"has_ulfm": lambda _: network.failures, "has_cuda": lambda _: False, "end_ranks": lambda _: None},
-        **{"end_job": drop, "end_launcher": lambda: None},
+        **{"end_job": drop, "end_launcher": lambda: None, **more},
     }
     with ExitStack() as stack:
         for name in ROOMS:

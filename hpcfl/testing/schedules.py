@@ -15,8 +15,9 @@ import json
 import subprocess
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from contextlib import redirect_stderr, suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -38,10 +39,12 @@ from hpcfl.engine.loop import close, step
 from hpcfl.engine.record import Record
 from hpcfl.engine.simulated import visit
 from hpcfl.engine.watchdog import LeftBehind, Watchdog
+from hpcfl.mpi.channel import connect
 from hpcfl.mpi.placement import TWO_LEVEL
+from hpcfl.mpi.transport import arrays
 from hpcfl.realtime import start
-from hpcfl.realtime.lane import BUSY
 from hpcfl.realtime.lanes import GRACE_SECONDS
+from hpcfl.realtime.questions import SAVE_SECONDS
 from hpcfl.schedule.plan import Arrivals, Plan
 from hpcfl.sums.message import ExactSums, Sums
 from hpcfl.testing.network import Comm, Gone, Network, Violation, in_place
@@ -74,13 +77,14 @@ ARRIVALS: tuple[dict[str, Any], ...] = (
     {"buffer": 3, "max_seconds": 0.1},
 )
 WIDTHS: tuple[Any, ...] = (1, 1, 2, "node", "all", "two-level", "two-level")
+SAVING = 10**7  # schedules of seeds from here on have checkpoints, and ranks that never come
 
 
 @dataclass(frozen=True)
 class Fault:
     """At some second a rank is suspended ("freeze") or cut off ("cut") for so many seconds, or dies ("kill").
 
-    Or its links are so many times slower from then on ("slow").
+    Or its links are so many times slower from then on ("slow"), or the job starts without it ("absent").
     """
 
     when: float
@@ -103,16 +107,29 @@ class Schedule:
     """Whether clients learn nothing, see `hpcfl.testing.quick`."""
     stop: float = inf
     """From this second on it is wished that the run stops."""
+    saves: int = 0
+    """After every so many rounds there is a checkpoint; 0: there is none."""
+    writes: float = inf
+    """Seconds that a rank takes to write its part of one; inf: it sends it to the server."""
+
+    @property
+    def absent(self) -> dict[int, str]:
+        """Ranks that the job starts without, and why."""
+        return {fault.rank: "not there within 1 s" for fault in self.faults if fault.kind == "absent"}
 
     @property
     def far(self) -> bool:
-        """Whether a word there and back may take longer than lanes are given to become free after a closing."""
+        """Whether a word there and back may take longer than lanes are given to become free after a closing.
+
+        Or a rank longer to write than is waited for.
+        """
         most = self.network.get("latency", 0.0) * (1 + self.network.get("jitter", 0.0))
-        return bool(2 * most > GRACE_SECONDS)
+        return bool(2 * most > GRACE_SECONDS) or SAVE_SECONDS < self.writes < inf
 
     @property
     def told(self) -> dict[str, Any]:
         given = {"hosts": self.hosts, "faults": self.faults, "quick": self.quick, "stop": self.stop}
+        given |= {"saves": self.saves, "writes": self.writes}
         return {**json.loads(self.config), **given, **self.network}
 
 
@@ -190,7 +207,14 @@ def drawn(seed: int, faults: bool = True) -> Schedule:
         config["guard"] = {"max_norm": 1.5}
     stop = float(rng.uniform(0, 1)) if rng.random() < 0.1 else inf
     rounds = config["rounds"] = (1 + quick) * ROUNDS
-    return Schedule(seed, json.dumps(config), hosts, network, tuple(happens), rounds, quick, stop)
+    saves, writes = 0, inf
+    if seed >= SAVING:
+        longest = 0.6 if "lost_after" in config else 1.0  # else who writes longer than is waited for is lost
+        saves, writes = int(one([1, 2, 5])), float(one([inf, 10 ** rng.uniform(-4, longest)]))
+        if faults and fails and rng.random() < 0.2:
+            happens = [Fault(0.0, "absent", int(rng.integers(1, ranks))), *happens]
+            config |= {"start_within": 1.0, "min_ranks": 2}
+    return Schedule(seed, json.dumps(config), hosts, network, tuple(happens), rounds, quick, stop, saves, writes)
 
 
 @cache
@@ -213,6 +237,54 @@ def fresh(schedule: Schedule) -> Job:
     task = copy(made.task)
     task.oracle_calls = made.task.oracle_calls.copy()
     return replace(made, task=task)
+
+
+class Disk:
+    """What the run folder is to ranks: checkpoints' personal state in memory, which takes its time to be written."""
+
+    def __init__(self, network: Network, seconds: float) -> None:
+        self.network, self.seconds = network, seconds
+        self._written: dict[int, dict[int, dict[str, np.ndarray]]] = defaultdict(dict)  # by ranks, after so many rounds
+        self._saved: dict[Path, tuple[dict[int, dict[str, np.ndarray]], dict[int, int]]] = {}
+
+    def begun(self, work: Callable[[], Any]) -> Future[Any]:
+        """Begin to write; what is written is what is there in the end."""
+        future, rank = Future[Any](), self.network.current
+
+        def over() -> None:
+            if rank not in self.network.dead:
+                self.network.note("written", rank)
+                future.set_result(work())
+
+        self.network.at(self.network.now + self.seconds, over)
+        return future
+
+    def write(self, round: int, states: Any) -> None:
+        self._written[round] |= {client: arrays(state) for client, state in states.items()}
+
+    def save(self, rounds: Any, now: Progress) -> dict[int, dict[str, np.ndarray]]:
+        """Make a checkpoint, and return what it has of all clients but those of whom it has what an earlier one had."""
+        parts = [
+            (int(ids[0]), {name: value[0].copy() for name, value in own.items()}) for ids, own in rounds.personal(now)
+        ]
+        written = self._written[now.round]
+        states = {**dict(parts), **{client: written[client] for client in rounds.wrote}}
+        known = {client: rounds.stale.get(client, now.round) for client in states}
+        if len(parts) + len(rounds.wrote) != len(states) or states.keys() != set(range(rounds.job.config.clients)):
+            raise Violation(f"a checkpoint has clients {sorted([*dict(parts), *rounds.wrote])}")
+        now.saved = Path(f"/nowhere/round-{now.round}")
+        self._saved[now.saved] = states, known
+        return {client: states[client] for client in states.keys() - rounds.stale.keys()}
+
+    def load_personal(
+        self, path: Path, clients: Iterable[int], check: bool = False
+    ) -> dict[int, dict[str, np.ndarray]]:
+        states, _ = self._saved[path]
+        return {client: states[client] for client in clients}
+
+    def personal_rounds(self, path: Path, clients: Iterable[int]) -> dict[int, int]:
+        _, known = self._saved[path]
+        return {client: known[client] for client in clients}
 
 
 class Reference:
@@ -258,10 +330,13 @@ class Reference:
         if len(set(known.waiting.tolist())) < len(known.waiting):
             raise Violation(f"round {plan.round}: clients are at work twice: {known.waiting}")
 
-    def restart(self, client: int) -> None:
-        """Let a client go on, at another rank, with the state that it had before its first visit."""
+    def restart(self, client: int, disk: Disk, saved: Path | None) -> None:
+        """Let a client go on, at another rank, with the state of a checkpoint, or that before its first visit."""
         chunk = next(each for each in self.job.chunks if client in each.clients)
-        for name, value in self.job.algorithm.init_client(self.job.task, client).items():
+        state = self.job.algorithm.init_client(self.job.task, client)
+        if saved is not None:
+            state = {name: torch.as_tensor(own) for name, own in disk.load_personal(saved, [client])[client].items()}
+        for name, value in state.items():
             self.now.personal[chunk.number][name][int(chunk.places(np.array([client]))[0])] = value
 
     def check_personal(self, states: dict[int, dict[str, np.ndarray]]) -> None:
@@ -280,49 +355,62 @@ def play(schedule: Schedule) -> Played:
     """Play a schedule to its end."""
     network, said = Network(len(schedule.hosts), schedule.seed, **schedule.network), StringIO()
     found, over, ended = Played(sent=network.sent), set[int](), list[float]()
+    absent, disk, apart = schedule.absent, Disk(network, schedule.writes), schedule.writes < inf
+
+    def connected(comm: Any, job: Job) -> Any:
+        """Make the lanes while all ranks are there, if some will be absent."""
+        rules, width = job.config.participation, job.config.lane_width
+        return connect(comm, width, schedule.hosts, network.failures, rules.by_arrivals) if absent else None
 
     def client(rank: int) -> None:
         job = fresh(schedule)
         comm: Any = Comm(network, "world", range(network.ranks), rank)
+        lanes = connected(comm, job)
+        if rank in absent:
+            network.kill(rank)
+            return
 
         def rest() -> None:
             if ended and network.now > ended[0] + leaving:
                 raise LeftBehind("done")
 
-        start.serve(job, comm, schedule.hosts, job.begin(rank), rest)
+        given = None, lanes, absent, disk.write if apart else None
+        start.serve(job, comm, schedule.hosts, job.begin(rank), rest, *given)
 
     def server() -> None:
         job = fresh(schedule)
         comm: Any = Comm(network, "world", range(network.ranks), 0)
-        leads = job.config.lane_width == TWO_LEVEL
+        leads, lanes = job.config.lane_width == TWO_LEVEL, connected(comm, job)
         now, stop = job.begin(0), SimpleNamespace(requested=lambda: "stop" * (network.now >= schedule.stop))
         reference = Reference(schedule, stop.requested)
         # what others feel: over a slow link a leader's sums may come too late for what it has told of
         befalls = schedule.far or any(fault.kind != "slow" or leads for fault in schedule.faults)
         most = inf if befalls else LATE + 100 * network.latency
-        rounds = start.lead(job, comm, schedule.hosts, Path("/nowhere"), stop, now)  # type: ignore[arg-type]
+        given: Any = Path("/nowhere"), stop, now, None, lanes, absent, apart
+        rounds = start.lead(job, comm, schedule.hosts, *given)
         try:
             while now.round < schedule.rounds and not stop.requested():
-                _round(job, rounds, now, reference, found, most)
+                _round(job, rounds, now, reference, found, most, disk)
+                if schedule.saves and now.round % schedule.saves == 0 and job.personal_bytes:
+                    reference.check_personal(disk.save(rounds, now))
         except Interrupted:
             pass
         except RunError as error:
             if not rounds.lanes.lost and "void attempts" not in str(error):
                 raise Violation(f"nobody is lost, and yet: {error}") from None
             found.ended = str(error)
-        _restart(rounds, reference, found)  # in a round that is none
+        _restart(rounds, reference, found, disk, now)  # in a round that is none
         rounds.lanes.wait_for_all(30.0)
-        states = {int(ids[0]): {name: value[0] for name, value in state.items()} for ids, state in rounds.personal(now)}
-        lost = {each for loss in rounds.lanes.lost for each in loss.clients}
-        if job.config.lost_clients == "rehost":
-            lost = {*rounds.orphans.clients.tolist()}
-        late = {each for lane in rounds.lanes.those(*BUSY, "dead") for each in lane.hosted.tolist()} | {*rounds.stale}
+        states = disk.save(rounds, now)
         if not (found.ended and job.config.participation.by_arrivals):  # else some of a round that is none has counted
-            reference.check_personal({each: states[each] for each in states.keys() - lost - late})
+            reference.check_personal(states)
+        if schedule.saves and rounds.profiles().keys() != set(range(network.ranks)) and not schedule.faults:
+            raise Violation("not all ranks tell where their time went")
         ended.append(network.now)
         missing, _ = rounds.leave(now.round, 0, network.failures)
         found.lost = [str(each) for each in rounds.lanes.lost]
-        told = {fault.rank for fault in schedule.faults if fault.kind == "kill" and fault.when + 1.0 < network.now}
+        dead = [fault for fault in schedule.faults if fault.kind in ("kill", "absent")]
+        told = {fault.rank for fault in dead if fault.when + 1.0 < network.now}
         if network.failures and (unknown := told - {loss.rank for loss in rounds.lanes.lost}):
             raise Violation(f"ranks {sorted(unknown)} are dead, and nobody says so")
         if missing and not schedule.faults:
@@ -334,9 +422,9 @@ def play(schedule: Schedule) -> Played:
         over.add(rank)
 
     leaving = Watchdog(Path("/nowhere"), json.loads(schedule.config).get("lost_after")).leaving
-    needed = set(range(network.ranks)) - {fault.rank for fault in schedule.faults if fault.kind == "kill"}
+    needed = set(range(network.ranks)) - {fault.rank for fault in schedule.faults if fault.kind in ("kill", "absent")}
     began = time.perf_counter()
-    with redirect_stderr(said), in_place(network):
+    with redirect_stderr(said), in_place(network, begun=disk.begun, store=disk):
         for fault in schedule.faults:
             network.at(fault.when, lambda fault=fault: _befall(network, fault))  # type: ignore[misc]
         for rank in range(network.ranks):
@@ -365,12 +453,12 @@ def play(schedule: Schedule) -> Played:
     return found
 
 
-def _round(job: Job, rounds: Any, now: Progress, reference: Reference, found: Played, most: float) -> None:
+def _round(job: Job, rounds: Any, now: Progress, reference: Reference, found: Played, most: float, disk: Disk) -> None:
     record = Record.open(rounds.phases)
     limits = job.guard.limits(now.norms)
     plan, record.sums = rounds.exchange(now, record)
     _check_homes(rounds, job)
-    _restart(rounds, reference, found)
+    _restart(rounds, reference, found, disk, now)
     if plan.arrivals is None:
         _check_times(job, plan, reference, most)
         _check_invited(job, plan, reference)
@@ -386,11 +474,11 @@ def _round(job: Job, rounds: Any, now: Progress, reference: Reference, found: Pl
         rounds.scores(now)
 
 
-def _restart(rounds: Any, reference: Reference, found: Played) -> None:
+def _restart(rounds: Any, reference: Reference, found: Played, disk: Disk, now: Progress) -> None:
     """Let clients go on with earlier state whose ranks are lost."""
     again = {client for kind, client, _ in rounds.lanes.events if kind == "rehosted"}
     for client in again:
-        reference.restart(client)
+        reference.restart(client, disk, now.saved)
     found.rehosted |= again
     rounds.lanes.events.clear()
 
@@ -431,7 +519,7 @@ def _check_invited(job: Job, plan: Plan, reference: Reference) -> None:
 
 
 def _befall(network: Network, fault: Fault) -> None:
-    if fault.rank in network.dead:
+    if fault.rank in network.dead or fault.kind == "absent":
         return
     if fault.kind == "kill":
         network.kill(fault.rank)
