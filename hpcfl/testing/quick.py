@@ -46,6 +46,8 @@ class QuickFedAvg(FedAvg):
 
     def train(self, task: Task, shared: State, params: State, memory: State, visits: Visits) -> Tensor:
         stamp = _stamp(visits)
+        if visits.steps is not None:  # as many as there is time for
+            stamp += sum(1 for _ in self.local_steps(task, visits)) / 64
         for name, value in params.items():
             moved = _moved(stamp, value)
             if name in memory:

@@ -11,6 +11,7 @@ sums on their way.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import subprocess
 import sys
@@ -153,6 +154,8 @@ class Played:
     """Bytes from one rank to another in messages."""
     wire: Counter[tuple[int, int]] = field(default_factory=Counter)
     """The same when the last round was over."""
+    stopped: tuple[Progress, Reference, Disk] | None = None
+    """With what it goes on after a wish to stop."""
     figures: Any = 0.0
     """What the server had recorded of the ranks by then, `Record.by_rank`, summed over rounds."""
 
@@ -214,6 +217,10 @@ def drawn(seed: int, faults: bool = True) -> Schedule:
         if faults and fails and rng.random() < 0.2:
             happens = [Fault(0.0, "absent", int(rng.integers(1, ranks))), *happens]
             config |= {"start_within": 1.0, "min_ranks": 2}
+        rules = config["participation"]
+        if rules["close"] == "deadline" and method["name"] == "fedavg" and width == 1 and rng.random() < 0.5:
+            config["algorithm"] = {**method, "steps": 8, "epochs": 0}
+            config["participation"] = {**rules, "partial": "steps", "snapshot": 0 if quick else int(one([0, 1]))}
     return Schedule(seed, json.dumps(config), hosts, network, tuple(happens), rounds, quick, stop, saves, writes)
 
 
@@ -242,10 +249,12 @@ def fresh(schedule: Schedule) -> Job:
 class Disk:
     """What the run folder is to ranks: checkpoints' personal state in memory, which takes its time to be written."""
 
-    def __init__(self, network: Network, seconds: float) -> None:
-        self.network, self.seconds = network, seconds
+    network: Network
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
         self._written: dict[int, dict[int, dict[str, np.ndarray]]] = defaultdict(dict)  # by ranks, after so many rounds
-        self._saved: dict[Path, tuple[dict[int, dict[str, np.ndarray]], dict[int, int]]] = {}
+        self._saved: dict[Path | None, tuple[dict[int, dict[str, np.ndarray]], dict[int, int]]] = {}
 
     def begun(self, work: Callable[[], Any]) -> Future[Any]:
         """Begin to write; what is written is what is there in the end."""
@@ -272,9 +281,18 @@ class Disk:
         known = {client: rounds.stale.get(client, now.round) for client in states}
         if len(parts) + len(rounds.wrote) != len(states) or states.keys() != set(range(rounds.job.config.clients)):
             raise Violation(f"a checkpoint has clients {sorted([*dict(parts), *rounds.wrote])}")
+        if {client: rank for client, rank in enumerate(rounds.homes.tolist()) if rank} != rounds.wrote:
+            raise Violation(f"ranks {rounds.homes} have clients, and {rounds.wrote} have written")
         now.saved = Path(f"/nowhere/round-{now.round}")
         self._saved[now.saved] = states, known
         return {client: states[client] for client in states.keys() - rounds.stale.keys()}
+
+    def restore(self, path: Path | None, chunk: Any, state: dict[str, torch.Tensor], client: int | None = None) -> None:
+        """Put the state of a chunk's clients, or of one of them, in the place of what is there."""
+        states, _ = self._saved[path]
+        for row, each in enumerate(chunk.clients.tolist()):
+            for name, own in states[each].items() if client in (None, each) else ():
+                state[name][row] = torch.as_tensor(own)
 
     def load_personal(
         self, path: Path, clients: Iterable[int], check: bool = False
@@ -290,13 +308,23 @@ class Disk:
 class Reference:
     """What counts in each round, computed once more in simulated time."""
 
-    def __init__(self, schedule: Schedule, stops: Callable[[], str]) -> None:
-        self.job, self.schedule, self.stops = fresh(schedule), schedule, stops
+    stops: Callable[[], str]
+    free = False
+    """Whether all ranks have to be: nothing has befallen any, and the last round was over on all."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.job, self.schedule = fresh(schedule), schedule
         self.now = self.job.begin(0)
         self.now.personal = {chunk.number: self.job.enter(chunk) for chunk in self.job.chunks}
         self.visits: set[tuple[int, int, int]] = set()  # that have counted, where arrivals end rounds
-        self.free = False  # whether all ranks have to be: nothing has befallen any, and the last round was over on all
         self.exact = json.loads(schedule.config)["lane_width"] in (1, "two-level")
+
+    def begin(self, stops: Callable[[], str], disk: Disk, saved: Path | None) -> None:
+        """Begin, or go on from a checkpoint, until `stops` says why not."""
+        self.stops, self.free = stops, False
+        if saved is not None:
+            for chunk in self.job.chunks:
+                disk.restore(saved, chunk, self.now.personal[chunk.number])
 
     def check(self, plan: Plan, sums: Sums, shared: dict[str, torch.Tensor], limits: Any) -> None:
         """Raise Violation where the sums of a round are not those of the visits that counted."""
@@ -333,11 +361,10 @@ class Reference:
     def restart(self, client: int, disk: Disk, saved: Path | None) -> None:
         """Let a client go on, at another rank, with the state of a checkpoint, or that before its first visit."""
         chunk = next(each for each in self.job.chunks if client in each.clients)
-        state = self.job.algorithm.init_client(self.job.task, client)
-        if saved is not None:
-            state = {name: torch.as_tensor(own) for name, own in disk.load_personal(saved, [client])[client].items()}
-        for name, value in state.items():
+        for name, value in self.job.algorithm.init_client(self.job.task, client).items():
             self.now.personal[chunk.number][name][int(chunk.places(np.array([client]))[0])] = value
+        if saved is not None:
+            disk.restore(saved, chunk, self.now.personal[chunk.number], client)
 
     def check_personal(self, states: dict[int, dict[str, np.ndarray]]) -> None:
         """Raise Violation where clients have other state than what counted has made of it."""
@@ -352,10 +379,22 @@ class Reference:
 
 
 def play(schedule: Schedule) -> Played:
-    """Play a schedule to its end."""
+    """Play a schedule to its end; a run that was stopped goes on from its last checkpoint, and nothing befalls it."""
+    found = _played(schedule)
+    if found.stopped is None or found.broken:
+        return found
+    last = _played(replace(schedule, faults=(), stop=inf), found.stopped)
+    last.trace = hashlib.sha256((found.trace + last.trace).encode()).hexdigest()
+    last.events, last.seconds = last.events + found.events, last.seconds + found.seconds
+    last.lost, last.said, last.visits = found.lost + last.lost, found.said + last.said, found.visits + last.visits
+    return last
+
+
+def _played(schedule: Schedule, begins: tuple[Progress, Reference, Disk] | None = None) -> Played:
     network, said = Network(len(schedule.hosts), schedule.seed, **schedule.network), StringIO()
     found, over, ended = Played(sent=network.sent), set[int](), list[float]()
-    absent, disk, apart = schedule.absent, Disk(network, schedule.writes), schedule.writes < inf
+    absent, disk, apart = schedule.absent, begins[2] if begins else Disk(schedule.writes), schedule.writes < inf
+    disk.network = network
 
     def connected(comm: Any, job: Job) -> Any:
         """Make the lanes while all ranks are there, if some will be absent."""
@@ -375,14 +414,19 @@ def play(schedule: Schedule) -> Played:
                 raise LeftBehind("done")
 
         given = None, lanes, absent, disk.write if apart else None
-        start.serve(job, comm, schedule.hosts, job.begin(rank), rest, *given)
+        now = job.begin(rank)
+        if begins:
+            for chunk in job.hosted(rank):
+                disk.restore(begins[0].saved, chunk, now.personal[chunk.number])
+        start.serve(job, comm, schedule.hosts, now, rest, *given)
 
     def server() -> None:
         job = fresh(schedule)
         comm: Any = Comm(network, "world", range(network.ranks), 0)
         leads, lanes = job.config.lane_width == TWO_LEVEL, connected(comm, job)
-        now, stop = job.begin(0), SimpleNamespace(requested=lambda: "stop" * (network.now >= schedule.stop))
-        reference = Reference(schedule, stop.requested)
+        stop = SimpleNamespace(requested=lambda: "stop" * (network.now >= schedule.stop))
+        now, reference = begins[:2] if begins else (job.begin(0), Reference(schedule))
+        reference.begin(stop.requested, disk, now.saved)
         # what others feel: over a slow link a leader's sums may come too late for what it has told of
         befalls = schedule.far or any(fault.kind != "slow" or leads for fault in schedule.faults)
         most = inf if befalls else LATE + 100 * network.latency
@@ -407,6 +451,8 @@ def play(schedule: Schedule) -> Played:
         if schedule.saves and rounds.profiles().keys() != set(range(network.ranks)) and not schedule.faults:
             raise Violation("not all ranks tell where their time went")
         ended.append(network.now)
+        if schedule.saves and now.round < schedule.rounds and not found.ended:
+            found.stopped = now, reference, disk
         missing, _ = rounds.leave(now.round, 0, network.failures)
         found.lost = [str(each) for each in rounds.lanes.lost]
         dead = [fault for fault in schedule.faults if fault.kind in ("kill", "absent")]
@@ -440,8 +486,8 @@ def play(schedule: Schedule) -> Played:
             found.broken = f"{type(error).__name__}: {error}"
     found.events, found.trace, found.said = network.events, network.trace.hexdigest(), said.getvalue()
     words = ["void attempts"]
-    if schedule.far:  # leaders may seem to be silent
-        words.append(" leads the node of ")
+    if schedule.far:  # leaders may seem to be silent, and ranks that write
+        words += [" leads the node of ", " has not been heard of since ", " is back, after "]
     odd = [line for line in found.said.splitlines() if not any(word in line for word in words)]
     if odd and not schedule.faults and not found.broken:
         found.broken = f"nothing has befallen it, and yet: {odd[0]}"

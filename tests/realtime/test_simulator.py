@@ -23,6 +23,7 @@ from hpcfl.testing.schedules import CLOSES, Fault, Schedule, drawn, main, play
 
 MEASURED = Path(__file__).parents[2] / "docs" / "measured"
 DEADLINE, QUORUM, FIRST, ALL = CLOSES
+SLOW = {"model": "exponential", "rate": 0.5}
 
 
 def schedule(seed: int = 1, ranks: int = 4, faults: tuple[Fault, ...] = (), **more: Any) -> Schedule:
@@ -109,6 +110,14 @@ def test_a_host_that_is_not_heard_of_is_named_once_and_when_it_is_back() -> None
     first, second = (float(line.split()[-2]) for line in found.said.splitlines()[2:])
     assert 1 < first < 2
     assert second - first == pytest.approx(1, abs=0.2)
+
+
+def test_who_misses_two_rounds_is_not_spoken_of() -> None:
+    """However long these last."""
+    away = (Fault(1.5, "freeze", 2, 2.5),)
+    found = play(schedule(faults=away, participation=DEADLINE | {"deadline": 1.2}, speed=SLOW))
+    assert found.broken == found.said == ""
+    assert found.visits["invited"] < 42
 
 
 @pytest.mark.parametrize("width", [1, "all", "two-level"])
@@ -256,6 +265,17 @@ def test_who_writes_for_longer_than_silence_is_allowed_is_not_lost(width: Any) -
     found = play(replace(given, saves=2, writes=3.0))
     assert found.broken == ""
     assert found.lost == []
+
+
+@pytest.mark.parametrize("width", [1, "two-level"])
+@pytest.mark.parametrize("closing", [DEADLINE, {"close": "arrivals", "buffer": 3}])
+def test_a_rank_that_was_taken_for_dead_ends_by_itself(width: Any, closing: dict[str, Any]) -> None:
+    """It is cut off for so long that nobody waits for it when the run is over."""
+    given = {"lane_width": width, "participation": closing, "lost_after": 2.0}
+    found = play(schedule(hosts=tuple("abbb"), faults=(Fault(0.25, "cut", 3, 60.0),), **given))
+    assert found.broken == ""
+    assert [line.split(" (")[0] for line in found.lost] == ["rank 3 is lost"]
+    assert found.said.endswith("hpcfl: rank 3: the run is done, and this rank was taken for dead\n")
 
 
 # what it finds
