@@ -142,7 +142,7 @@ class ArrivalsServer(Server):
                 if step.full or time.monotonic() >= step.ends:
                     break
                 with self.phases.phase("broadcast"):
-                    self._send(now)
+                    self._send(step, now)
             else:
                 lost = ", ".join(str(loss.rank) for loss in self.lanes.lost) or "none"
                 some = ", some of every client" if self.rules.every_client else ""
@@ -228,7 +228,7 @@ class ArrivalsServer(Server):
 
     # who is sent out
 
-    def _send(self, now: Progress) -> None:
+    def _send(self, step: Step, now: Progress) -> None:
         """Send out clients of lanes that are idle: first those who were at work when the run was stopped."""
         assert self.owed is not None
         self._rehost()
@@ -236,7 +236,7 @@ class ArrivalsServer(Server):
         for client in self.owed.copy():
             lane = self.lane[client]
             if lane.state == "dead":
-                flights.due[client] = np.nan
+                flights.due[client], step.ended[client] = np.nan, Fate.LOST
             elif lane in free:
                 free.remove(lane)
                 self._invite(lane, client, now)

@@ -317,6 +317,7 @@ class Reference:
         self.now = self.job.begin(0)
         self.now.personal = {chunk.number: self.job.enter(chunk) for chunk in self.job.chunks}
         self.visits: set[tuple[int, int, int]] = set()  # that have counted, where arrivals end rounds
+        self.at_work: set[int] = set()  # when the last one of these was over
         self.exact = json.loads(schedule.config)["lane_width"] in (1, "two-level")
 
     def begin(self, stops: Callable[[], str], disk: Disk, saved: Path | None) -> None:
@@ -355,7 +356,10 @@ class Reference:
         short = not self.stops() and len(plan.cohort) < (rules.buffer or 0)
         if rules.buffer and not rules.every_client and (short or len(plan.cohort) > rules.buffer):
             raise Violation(f"round {plan.round}: {len(plan.cohort)} visits count, expected {rules.buffer}")
-        if len(set(known.waiting.tolist())) < len(known.waiting):
+        before, self.at_work = self.at_work, set(known.waiting.tolist())
+        if left := before - self.at_work - {*plan.cohort.tolist()} - plan.ended.keys():
+            raise Violation(f"round {plan.round}: nothing has become of the visits of clients {sorted(left)}")
+        if len(self.at_work) < len(known.waiting):
             raise Violation(f"round {plan.round}: clients are at work twice: {known.waiting}")
 
     def restart(self, client: int, disk: Disk, saved: Path | None) -> None:
@@ -380,17 +384,18 @@ class Reference:
 
 def play(schedule: Schedule) -> Played:
     """Play a schedule to its end; a run that was stopped goes on from its last checkpoint, and nothing befalls it."""
-    found = _played(schedule)
+    found = play_once(schedule)
     if found.stopped is None or found.broken:
         return found
-    last = _played(replace(schedule, faults=(), stop=inf), found.stopped)
+    last = play_once(replace(schedule, faults=(), stop=inf), found.stopped)
     last.trace = hashlib.sha256((found.trace + last.trace).encode()).hexdigest()
     last.events, last.seconds = last.events + found.events, last.seconds + found.seconds
     last.lost, last.said, last.visits = found.lost + last.lost, found.said + last.said, found.visits + last.visits
     return last
 
 
-def _played(schedule: Schedule, begins: tuple[Progress, Reference, Disk] | None = None) -> Played:
+def play_once(schedule: Schedule, begins: tuple[Progress, Reference, Disk] | None = None) -> Played:
+    """Play a schedule until its run is over or stopped; `begins`: what an earlier one has `stopped` with."""
     network, said = Network(len(schedule.hosts), schedule.seed, **schedule.network), StringIO()
     found, over, ended = Played(sent=network.sent), set[int](), list[float]()
     absent, disk, apart = schedule.absent, begins[2] if begins else Disk(schedule.writes), schedule.writes < inf

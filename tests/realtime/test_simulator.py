@@ -19,7 +19,7 @@ from hpcfl.realtime import client, lane, lanes, leader, outcome
 from hpcfl.schedule.plan import Attempt
 from hpcfl.testing import network
 from hpcfl.testing.network import Comm, Network, Violation, in_place
-from hpcfl.testing.schedules import CLOSES, Fault, Schedule, drawn, main, play
+from hpcfl.testing.schedules import CLOSES, Fault, Schedule, drawn, main, play, play_once
 
 MEASURED = Path(__file__).parents[2] / "docs" / "measured"
 DEADLINE, QUORUM, FIRST, ALL = CLOSES
@@ -276,6 +276,35 @@ def test_a_rank_that_was_taken_for_dead_ends_by_itself(width: Any, closing: dict
     assert found.broken == ""
     assert [line.split(" (")[0] for line in found.lost] == ["rank 3 is lost"]
     assert found.said.endswith("hpcfl: rank 3: the run is done, and this rank was taken for dead\n")
+
+
+def test_only_who_is_late_at_the_start_is_left_out_of_a_lane_of_several() -> None:
+    faults, more = (Fault(2e-4, "freeze", 2, 30.0),), {"start_within": 1.0, "min_ranks": 2, "lane_width": "all"}
+    found = play(schedule(ranks=5, faults=faults, network={"failures": True}, **more))
+    assert found.broken == ""
+    assert found.lost == ["rank 2 is lost (not there within 1 s), and with it clients 2, 3"]
+
+
+def test_who_is_waited_for_is_named() -> None:
+    found = play(schedule(faults=(Fault(0.25, "freeze", 2, 50.0),), participation=ALL, clients=3))
+    assert found.broken == ""
+    line, _, who = found.said.partition("\n")[0].rpartition(": ")
+    assert line.startswith("hpcfl: still waiting (30.0 s) for visits of round ")
+    assert who == "rank 2 with client 0"
+
+
+def test_visits_that_were_at_work_when_a_run_stopped_are_lost_with_their_rank() -> None:
+    """It goes on without that one: the fate of the visit was none."""
+    more = {"start_within": 1.0, "min_ranks": 2, "network": {"failures": True}}
+    given = schedule(participation={"close": "arrivals", "buffer": 3}, speed=SLOW, **more)
+    stopped = play_once(replace(given, rounds=30, saves=1, stop=3.0))
+    assert stopped.broken == ""
+    assert stopped.stopped is not None
+    assert len(stopped.stopped[0].flights.waiting) == 3
+    lacks = (Fault(0.0, "absent", 2),)
+    found = play_once(replace(given, rounds=30, saves=1, faults=lacks), stopped.stopped)
+    assert found.broken == ""
+    assert [line.split(" (")[0] for line in found.lost] == ["rank 2 is lost"]
 
 
 # what it finds
