@@ -340,14 +340,10 @@ class Recorder:
             self._log(plan, record)
             self.segment.write(plan.round, row)
             if "client_test_loss" in row:  # else nothing is told of the round
-                row["unreachable"] = self._unreachable(plan)
+                real = self.job.config.clock == "wall" and plan.arrivals is None
+                drawn = self.job.planner.attempt(plan.round, plan.repeats).cohort if real else plan.cohort
+                row["unreachable"] = len(drawn) - len(plan.cohort)  # their ranks are late, or lost
             self.reporter.round(plan.round + 1, row)
-
-    def _unreachable(self, plan: Plan) -> int:
-        """Return how many were drawn in real time and could not be invited: their ranks are late, or lost."""
-        if self.job.config.clock != "wall" or plan.arrivals is not None:
-            return 0
-        return len(self.job.planner.attempt(plan.round, plan.repeats).cohort) - len(plan.cohort)
 
     def _fates(self, plan: Plan, record: Record) -> Ints:
         """Return what became of each client's last visit in the round, int64 [clients]; -1: it was at none."""

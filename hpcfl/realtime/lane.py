@@ -329,6 +329,7 @@ class Lane:
         """Do not wait for a reply any longer; it is dropped when it comes."""
         if self.state == "asked":
             self._fall_behind("given up")
+            self.transfers.stir(self)
 
     def expect(self, counted: Ints) -> None:
         """Wait until the ranks are there; some come from a lane that has fallen apart, `counted` being known of it."""
@@ -369,9 +370,7 @@ class Lane:
 
     def validate(self) -> None:
         """Raise AssertionError where what is under way does not fit the state."""
-        assert self.state in TRANSITIONS
-        assert (self._reply is not None) <= (self.state in ("asked", "late", "dead")), self.state
-        assert (self.state == "asked") <= (self._reply is not None)
+        assert (self.state == "asked") <= (self._reply is not None) <= (self.state in ("asked", "late", "dead"))
         assert self._owed >= 0
         if self.state == "idle":
             assert self.visits.pending is None or self.visits.pending.complete

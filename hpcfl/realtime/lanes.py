@@ -64,6 +64,8 @@ class Lanes:
     ----------
     changes : int
         How often anything has changed on any lane.
+    stirred : list of Lane
+        Those on which the last look has found anything: something is complete, was begun, or has ended.
     events : list of tuple
         Who was lost, came to lead, went on elsewhere, was away or is back since this was emptied, as `Record.events`.
     """
@@ -85,6 +87,7 @@ class Lanes:
         self.transfers, self._listened = transfers or Transfers(), 0.0
         self.lost: list[Loss] = []
         self.changes = 0
+        self.stirred: list[Lane] = []
         self.events: list[tuple[str, int, str]] = []
         self._sent, self._number = list[Any](), 0  # the tensors of the shared state that was sent last, and its number
 
@@ -112,8 +115,9 @@ class Lanes:
 
     def poll(self) -> bool:
         """Move on every lane where something is complete or has been begun; True if anything has happened."""
-        moved = False
-        for lane, error in self.transfers.look().items():
+        moved, found = False, self.transfers.look()
+        self.stirred = [*found]
+        for lane, error in found.items():
             before = lane.state
             moved |= lane.poll()
             if error and before != "dead":
@@ -132,6 +136,7 @@ class Lanes:
             before = lane.state
             if before in BUSY and now - lane.heard > self.lost_after:
                 lane.die(f"not heard of for {self.lost_after:g} s")
+                self.stirred.append(lane)
             self._notice(lane, before)
 
     def _notice(self, lane: Lane, before: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from math import inf
 from typing import Any
@@ -82,15 +82,16 @@ class PartialSums:
         began: float,
     ) -> None:
         self.lanes, self.began, self.formats = lanes, began, formats
-        whole = job.planner.whole
-        self.by_name = names_who_counts(attempt, whole)
+        self.by_name = names_who_counts(attempt, job.planner.whole)
         self.sums = ExactSums(job.layout)
-        reached = np.array(job.layers.reached) <= attempt.layers
-        self.least = len(formats) if whole else int(reached.argmax())  # groups: a loss without a layer is nothing
+        some = np.array(job.layers.reached) <= attempt.layers
+        self.least = len(formats) if job.planner.whole else int(some.argmax())  # groups: a loss alone is nothing
         self.frames = [[group.head()] for group in formats]  # of sums
         self.place = {client: (row, place) for row, clients in enumerate(asked) for place, client in enumerate(clients)}
+        self.stirred = {lane for lane, _ in lanes}  # on which something may have come that is not added yet
         self.sent = 0  # groups that have left
         self.parts: list[int] = []  # in how many parts their large blocks come
+        self.turns = {lane: 1 if lane.leads else len(lane.visits.asked) for lane, _ in lanes}
         self.added = {lane: np.zeros(len(formats), dtype=np.int64) for lane, _ in lanes}  # turns, by group
         self.held: dict[Lane, list[Received]] = {lane: [] for lane, _ in lanes}
         self.closed: list[tuple[Lane, int, Received, int]] = []  # and how many of their groups count
@@ -107,7 +108,7 @@ class PartialSums:
         until = time.monotonic() + TAKE_SECONDS
         for lane, row in self.lanes:
             one = lane.visits.pending
-            if one is None or (self.by_name and lane.leads):
+            if lane not in self.stirred or one is None or (self.by_name and lane.leads):
                 continue
             if self.by_name and one.complete and one not in self.held[lane]:
                 self.held[lane].append(one)
@@ -120,14 +121,14 @@ class PartialSums:
                 if self.by_name:
                     lane.visits.keep_pending()
                 lane.visits.receive_next()
+            self.stirred.remove(lane)
         return False
 
     def ready(self) -> bool:
         """Whether all visits that were asked for have brought the next group."""
         if self.by_name or self.all_sent:
             return False
-        asked = {lane: 1 if lane.leads else len(lane.visits.asked) for lane, _ in self.lanes}  # frames of each group
-        return all(lane.state == "dead" or self.added[lane][self.sent] == frames for lane, frames in asked.items())
+        return all(lane.state == "dead" or self.added[lane][self.sent] == turns for lane, turns in self.turns.items())
 
     def close(self, counting: Ints, leaders: bool) -> None:
         """Fix what counts of what has come, of ranks alone on their lanes or of `leaders`; what comes later does not.
@@ -149,10 +150,12 @@ class PartialSums:
         """Whether anything that counts is still to be added, the round being closed."""
         return any(self._left(number) for number in range(self.sent, len(self.formats)))
 
-    def last(self) -> None:
-        """Add what is left of the next group."""
-        for lane, row, one in self._left(self.sent):
-            self._add(lane, row, one, self.sent)
+    def last(self) -> Iterator[list[Any]]:
+        """Yield the frames of all groups that have not left, once what counts of each is added."""
+        while not self.all_sent:
+            for lane, row, one in self._left(self.sent):
+                self._add(lane, row, one, self.sent)
+            yield self.frame()
 
     def _left(self, number: int) -> list[tuple[Lane, int, Received]]:
         return [
@@ -273,6 +276,7 @@ class Leader:
         self._state: list[tuple[Transfer, Bytes]] = []  # that was received last
         self.received = self.sent = self.holds = 0
         self.released = False
+        self._unnoted = {*lanes}  # of which the notice may tell what is no more so
 
     def serve(self) -> Command:
         """Do what the rank above asks; return its last word, which is that the run is over."""
@@ -340,8 +344,10 @@ class Leader:
             for lane in lanes:
                 if lane.state != "dead":
                     lane.pass_on(piece)
+        self._unnoted.update(self.lanes.stirred)
         if self.round is not None:
             with self.phases.phase("reduction"):
+                self.round.stirred.update(lane for lane in self.lanes.stirred if lane in self.round.added)
                 left = self.round.take()
                 while self.round.ready():
                     self._send_frame(self.round.frame())
@@ -364,13 +370,11 @@ class Leader:
             self._tell()
         for lane in open_lanes:
             lane.close(command)
+        self._unnoted.update(open_lanes)
         with self.phases.phase("reduction"):
             self.lanes.wait_for_frames(led, closing.by_name)
             closing.close(command.cohort, leaders=True)
-            frames = []
-            while not closing.all_sent:
-                closing.last()
-                frames.append(closing.frame())
+            frames = [*closing.last()]
         self.notice.parts[:] = closing.parts
         self.notice.data[2 : Notice.HEAD] = 2, 0, sum(data.nbytes for frame in frames for data in frame)
         self._tell(at_once=True)
@@ -441,10 +445,7 @@ class Leader:
         while not over():
             if self.lanes.poll():
                 patience.moved()
-            if self.released:
-                doze.pause()
-            else:
-                patience.pause(coming=coming + self.transfers.outgoing)
+            (doze if self.released else patience).pause(coming=coming + self.transfers.outgoing)
 
     def _tell(self, at_once: bool = False) -> None:
         """Tell the rank above what has changed; as a rule not before it has been told of what was before.
@@ -458,11 +459,14 @@ class Leader:
         now, lost_after = time.monotonic(), self.lanes.lost_after or inf
         if not self.notice.tells_more(self._said, len(self.formats)) and now < self._said_at + ALIVE_SHARE * lost_after:
             return
+        others = [lane for lane in self.lanes.all if lane is not self.within]
+        received, sent = (sum(getattr(lane, way) for lane in others) for way in ("received", "sent"))
+        self.notice.ranks[self.row[self.within], 1:] = self.received + received, self.sent + sent
         self._said, self._said_at = self.notice.copy(), now
         self._telling = self._send(self.notices.up(self._said.data), self._said)
 
     def _note(self) -> None:
-        """Note the state of all ranks, and how far visits have come."""
+        """Note the state of all ranks, and how far visits have come, where something may have changed since."""
         for lane in self.lanes.all:
             rows = slice(self.row[lane], self.row[lane] + len(lane.topology.ranks))
             if isinstance(lane, NodeLane):
@@ -470,14 +474,13 @@ class Leader:
                 self._note_states(lane, self.notice.ranks[rows, 0])
                 if lane.noticed.attempt == self.notice.attempt:
                     self.notice.came[self.place[lane]] = lane.noticed.came
+            if lane.leads or lane not in self._unnoted:
                 continue
             self.notice.ranks[rows, 0] = RANK_STATES.index(lane.state)
             self.notice.ranks[rows, 1:] = lane.sent, lane.received
             if self.round is not None and lane in self.round.added:
                 self._note_visits(lane)
-        others = [lane for lane in self.lanes.all if lane is not self.within]
-        received, sent = (sum(getattr(lane, way) for lane in others) for way in ("received", "sent"))
-        self.notice.ranks[self.row[self.within], 1:] = self.received + received, self.sent + sent
+        self._unnoted.clear()
 
     def _note_states(self, lane: NodeLane, states: Ints) -> None:
         """Note how it is about the ranks below another leader that is late or dead: as long as one may lead, late."""

@@ -201,7 +201,7 @@ class Asked(Protocol):
         """Forget clients and shared state: only the last word is still to come."""
 
 
-class Question(ABC):
+class Question:
     """Something that is asked of all ranks of a lane that are free.
 
     Attributes
@@ -235,9 +235,9 @@ class Question(ABC):
         """Return the room into which a rank receives what comes with the command, beside shared state, in parts."""
         return []
 
-    @abstractmethod
     def begin(self, rank: Asked, command: Command, reply: Any) -> Callable[[], bool]:
         """Begin what a rank does; the result says whether that is over, and its own part is in the reply."""
+        return lambda: True
 
     def seconds(self, job: Job, topology: Topology) -> float:
         """Return how long a reply may take to begin to come at most; inf: as long as it takes others."""
@@ -332,9 +332,6 @@ class Leave(Question):
     """Leave the run, which is over."""
 
     alone = dismisses = True
-
-    def begin(self, rank: Asked, command: Command, reply: Done) -> Callable[[], bool]:
-        return lambda: True
 
     def seconds(self, job: Job, topology: Topology) -> float:
         return LEAVE_SECONDS
