@@ -117,13 +117,13 @@ def put(node: ast.AST, field: str, index: int, new: ast.AST) -> None:
         setattr(node, field, new)
 
 
-def killed(mutant: Mutant | None, folder: Path, asked: argparse.Namespace) -> str:
-    """Return what has noticed a mutant; "" if nothing has. None: the package as it is."""
+def killed(mutant: Mutant | None, folder: Path, seeds: list[int], asked: argparse.Namespace) -> str:
+    """Return what has noticed a mutant, schedules of these `seeds` first; "" if nothing has. None: no mutant at all."""
     place = folder / "hpcfl" / "realtime" / f"{mutant.module}.py" if mutant else None
     kept = place.read_text(encoding="utf-8") if place else ""
     if place and mutant:
         place.write_text(mutant.source, encoding="utf-8")
-    played = [sys.executable, "-c", PLAYED, *map(str, unlike(asked.schedules))]
+    played = [sys.executable, "-c", PLAYED, *map(str, seeds)]
     tests = [*TESTS, *ROOM, *asked.tests]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     try:
@@ -157,16 +157,17 @@ def main() -> int:
     asked = parser.parse_args()
     every = [mutant for module in asked.modules for mutant in mutants(module)]
     random.Random(asked.seed).shuffle(every)
+    seeds = unlike(asked.schedules)
     drawn, survivors, began = every[asked.first : asked.first + asked.count], [], time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
         folder = Path(name)
         shutil.copytree(ROOT / "hpcfl", folder / "hpcfl", ignore=shutil.ignore_patterns("__pycache__"))
         for each in BESIDE:
             (folder / each).symlink_to(ROOT / each)
-        if failed := killed(None, folder, asked):
+        if failed := killed(None, folder, seeds, asked):
             sys.exit(f"the package as it is does not pass: {failed}")
         for number, mutant in enumerate(drawn, start=asked.first):
-            by = killed(mutant, folder, asked)
+            by = killed(mutant, folder, seeds, asked)
             survivors += [] if by else [mutant.told]
             print(number, mutant.told, "|", by or "SURVIVES", flush=True)
     line = {

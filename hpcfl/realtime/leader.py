@@ -370,7 +370,7 @@ class Leader:
             self._tell()
         for lane in open_lanes:
             lane.close(command)
-        self._unnoted.update(open_lanes)
+        self._unnoted.update(open_lanes)  # a notice may leave before the next look
         with self.phases.phase("reduction"):
             self.lanes.wait_for_frames(led, closing.by_name)
             closing.close(command.cohort, leaders=True)
@@ -474,12 +474,11 @@ class Leader:
                 self._note_states(lane, self.notice.ranks[rows, 0])
                 if lane.noticed.attempt == self.notice.attempt:
                     self.notice.came[self.place[lane]] = lane.noticed.came
-            if lane.leads or lane not in self._unnoted:
-                continue
-            self.notice.ranks[rows, 0] = RANK_STATES.index(lane.state)
-            self.notice.ranks[rows, 1:] = lane.sent, lane.received
-            if self.round is not None and lane in self.round.added:
-                self._note_visits(lane)
+            elif lane in self._unnoted:
+                self.notice.ranks[rows, 0] = RANK_STATES.index(lane.state)
+                self.notice.ranks[rows, 1:] = lane.sent, lane.received
+                if self.round is not None and lane in self.round.added:
+                    self._note_visits(lane)
         self._unnoted.clear()
 
     def _note_states(self, lane: NodeLane, states: Ints) -> None:

@@ -120,12 +120,24 @@ class Schedule:
 
     @property
     def far(self) -> bool:
-        """Whether a word there and back may take longer than lanes are given to become free after a closing.
-
-        Or a rank longer to write than is waited for.
-        """
+        """Whether a word there and back may take longer than lanes are given to become free after a closing."""
         most = self.network.get("latency", 0.0) * (1 + self.network.get("jitter", 0.0))
-        return bool(2 * most > GRACE_SECONDS) or SAVE_SECONDS < self.writes < inf
+        return bool(2 * most > GRACE_SECONDS)
+
+    @property
+    def stalls(self) -> bool:
+        """Whether a rank may take longer to write than is waited for."""
+        return SAVE_SECONDS < self.writes < inf
+
+    @property
+    def smooth(self) -> bool:
+        """Whether nothing befalls any rank, and all are in time."""
+        return not (self.faults or self.far or self.stalls)
+
+    @property
+    def dying(self) -> dict[int, float]:
+        """Ranks that die, and when at the latest."""
+        return {fault.rank: fault.when for fault in self.faults if fault.kind in ("kill", "absent")}
 
     @property
     def told(self) -> dict[str, Any]:
@@ -154,7 +166,7 @@ class Played:
     """Bytes from one rank to another in messages."""
     wire: Counter[tuple[int, int]] = field(default_factory=Counter)
     """The same when the last round was over."""
-    stopped: tuple[Progress, Reference, Disk] | None = None
+    stopped: tuple[Progress, Reference] | None = None
     """With what it goes on after a wish to stop."""
     figures: Any = 0.0
     """What the server had recorded of the ranks by then, `Record.by_rank`, summed over rounds."""
@@ -313,19 +325,19 @@ class Reference:
     """Whether all ranks have to be: nothing has befallen any, and the last round was over on all."""
 
     def __init__(self, schedule: Schedule) -> None:
-        self.job, self.schedule = fresh(schedule), schedule
+        self.job, self.schedule, self.disk = fresh(schedule), schedule, Disk(schedule.writes)
         self.now = self.job.begin(0)
         self.now.personal = {chunk.number: self.job.enter(chunk) for chunk in self.job.chunks}
         self.visits: set[tuple[int, int, int]] = set()  # that have counted, where arrivals end rounds
         self.at_work: set[int] = set()  # when the last one of these was over
         self.exact = json.loads(schedule.config)["lane_width"] in (1, "two-level")
 
-    def begin(self, stops: Callable[[], str], disk: Disk, saved: Path | None) -> None:
+    def begin(self, stops: Callable[[], str], saved: Path | None) -> None:
         """Begin, or go on from a checkpoint, until `stops` says why not."""
         self.stops, self.free = stops, False
         if saved is not None:
             for chunk in self.job.chunks:
-                disk.restore(saved, chunk, self.now.personal[chunk.number])
+                self.disk.restore(saved, chunk, self.now.personal[chunk.number])
 
     def check(self, plan: Plan, sums: Sums, shared: dict[str, torch.Tensor], limits: Any) -> None:
         """Raise Violation where the sums of a round are not those of the visits that counted."""
@@ -362,13 +374,13 @@ class Reference:
         if len(self.at_work) < len(known.waiting):
             raise Violation(f"round {plan.round}: clients are at work twice: {known.waiting}")
 
-    def restart(self, client: int, disk: Disk, saved: Path | None) -> None:
+    def restart(self, client: int, saved: Path | None) -> None:
         """Let a client go on, at another rank, with the state of a checkpoint, or that before its first visit."""
         chunk = next(each for each in self.job.chunks if client in each.clients)
         for name, value in self.job.algorithm.init_client(self.job.task, client).items():
             self.now.personal[chunk.number][name][int(chunk.places(np.array([client]))[0])] = value
         if saved is not None:
-            disk.restore(saved, chunk, self.now.personal[chunk.number], client)
+            self.disk.restore(saved, chunk, self.now.personal[chunk.number], client)
 
     def check_personal(self, states: dict[int, dict[str, np.ndarray]]) -> None:
         """Raise Violation where clients have other state than what counted has made of it."""
@@ -394,11 +406,12 @@ def play(schedule: Schedule) -> Played:
     return last
 
 
-def play_once(schedule: Schedule, begins: tuple[Progress, Reference, Disk] | None = None) -> Played:
+def play_once(schedule: Schedule, begins: tuple[Progress, Reference] | None = None) -> Played:
     """Play a schedule until its run is over or stopped; `begins`: what an earlier one has `stopped` with."""
     network, said = Network(len(schedule.hosts), schedule.seed, **schedule.network), StringIO()
     found, over, ended = Played(sent=network.sent), set[int](), list[float]()
-    absent, disk, apart = schedule.absent, begins[2] if begins else Disk(schedule.writes), schedule.writes < inf
+    absent, apart, reference = schedule.absent, schedule.writes < inf, begins[1] if begins else Reference(schedule)
+    disk = reference.disk
     disk.network = network
 
     def connected(comm: Any, job: Job) -> Any:
@@ -430,16 +443,16 @@ def play_once(schedule: Schedule, begins: tuple[Progress, Reference, Disk] | Non
         comm: Any = Comm(network, "world", range(network.ranks), 0)
         leads, lanes = job.config.lane_width == TWO_LEVEL, connected(comm, job)
         stop = SimpleNamespace(requested=lambda: "stop" * (network.now >= schedule.stop))
-        now, reference = begins[:2] if begins else (job.begin(0), Reference(schedule))
-        reference.begin(stop.requested, disk, now.saved)
+        now = begins[0] if begins else job.begin(0)
+        reference.begin(stop.requested, now.saved)
         # what others feel: over a slow link a leader's sums may come too late for what it has told of
-        befalls = schedule.far or any(fault.kind != "slow" or leads for fault in schedule.faults)
+        befalls = schedule.far or schedule.stalls or any(fault.kind != "slow" or leads for fault in schedule.faults)
         most = inf if befalls else LATE + 100 * network.latency
         given: Any = Path("/nowhere"), stop, now, None, lanes, absent, apart
         rounds = start.lead(job, comm, schedule.hosts, *given)
         try:
             while now.round < schedule.rounds and not stop.requested():
-                _round(job, rounds, now, reference, found, most, disk)
+                _round(job, rounds, now, reference, found, most)
                 if schedule.saves and now.round % schedule.saves == 0 and job.personal_bytes:
                     reference.check_personal(disk.save(rounds, now))
         except Interrupted:
@@ -448,21 +461,19 @@ def play_once(schedule: Schedule, begins: tuple[Progress, Reference, Disk] | Non
             if not rounds.lanes.lost and "void attempts" not in str(error):
                 raise Violation(f"nobody is lost, and yet: {error}") from None
             found.ended = str(error)
-        _restart(rounds, reference, found, disk, now)  # in a round that is none
+        _restart(rounds, reference, found, now)  # in a round that is none
         rounds.lanes.wait_for_all(30.0)
         states = disk.save(rounds, now)
         if not (found.ended and job.config.participation.by_arrivals):  # else some of a round that is none has counted
             reference.check_personal(states)
-        alike = not schedule.faults and not schedule.far
-        if schedule.saves and rounds.profiles().keys() != set(range(network.ranks)) and alike:
+        if schedule.saves and rounds.profiles().keys() != set(range(network.ranks)) and schedule.smooth:
             raise Violation("not all ranks tell where their time went")
         ended.append(network.now)
         if schedule.saves and now.round < schedule.rounds and not found.ended:
-            found.stopped = now, reference, disk
+            found.stopped = now, reference
         missing, _ = rounds.leave(now.round, 0, network.failures)
         found.lost = [str(each) for each in rounds.lanes.lost]
-        dead = [fault for fault in schedule.faults if fault.kind in ("kill", "absent")]
-        told = {fault.rank for fault in dead if fault.when + 1.0 < network.now}
+        told = {rank for rank, when in schedule.dying.items() if when + 1.0 < network.now}
         if network.failures and (unknown := told - {loss.rank for loss in rounds.lanes.lost}):
             raise Violation(f"ranks {sorted(unknown)} are dead, and nobody says so")
         if missing and not schedule.faults:
@@ -474,7 +485,7 @@ def play_once(schedule: Schedule, begins: tuple[Progress, Reference, Disk] | Non
         over.add(rank)
 
     leaving = Watchdog(Path("/nowhere"), json.loads(schedule.config).get("lost_after")).leaving
-    needed = set(range(network.ranks)) - {fault.rank for fault in schedule.faults if fault.kind in ("kill", "absent")}
+    needed = set(range(network.ranks)) - schedule.dying.keys()
     began = time.perf_counter()
     with redirect_stderr(said), in_place(network, begun=disk.begun, store=disk):
         for fault in schedule.faults:
@@ -492,8 +503,10 @@ def play_once(schedule: Schedule, begins: tuple[Progress, Reference, Disk] | Non
             found.broken = f"{type(error).__name__}: {error}"
     found.events, found.trace, found.said = network.events, network.trace.hexdigest(), said.getvalue()
     words = ["void attempts"]
-    if schedule.far:  # leaders may seem to be silent, and ranks that write
-        words += [" leads the node of ", " has not been heard of since ", " is back, after "]
+    if schedule.far or schedule.stalls:  # leaders may seem to be silent
+        words.append(" leads the node of ")
+    if schedule.stalls:
+        words += [" has not been heard of since ", " is back, after "]
     odd = [line for line in found.said.splitlines() if not any(word in line for word in words)]
     if odd and not schedule.faults and not found.broken:
         found.broken = f"nothing has befallen it, and yet: {odd[0]}"
@@ -505,12 +518,12 @@ def play_once(schedule: Schedule, begins: tuple[Progress, Reference, Disk] | Non
     return found
 
 
-def _round(job: Job, rounds: Any, now: Progress, reference: Reference, found: Played, most: float, disk: Disk) -> None:
+def _round(job: Job, rounds: Any, now: Progress, reference: Reference, found: Played, most: float) -> None:
     record = Record.open(rounds.phases)
     limits = job.guard.limits(now.norms)
     plan, record.sums = rounds.exchange(now, record)
     _check_homes(rounds, job)
-    _restart(rounds, reference, found, disk, now)
+    _restart(rounds, reference, found, now)
     if plan.arrivals is None:
         _check_times(job, plan, reference, most)
         _check_invited(job, plan, reference)
@@ -526,11 +539,11 @@ def _round(job: Job, rounds: Any, now: Progress, reference: Reference, found: Pl
         rounds.scores(now)
 
 
-def _restart(rounds: Any, reference: Reference, found: Played, disk: Disk, now: Progress) -> None:
+def _restart(rounds: Any, reference: Reference, found: Played, now: Progress) -> None:
     """Let clients go on with earlier state whose ranks are lost."""
     again = {client for kind, client, _ in rounds.lanes.events if kind == "rehosted"}
     for client in again:
-        reference.restart(client, disk, now.saved)
+        reference.restart(client, now.saved)
     found.rehosted |= again
     rounds.lanes.events.clear()
 
@@ -566,8 +579,7 @@ def _check_invited(job: Job, plan: Plan, reference: Reference) -> None:
     drawn = job.planner.attempt(plan.round, plan.repeats).cohort
     if reference.free and plan.repeats == 0 and (left := np.setdiff1d(drawn, plan.cohort)).size:
         raise Violation(f"round {plan.round}: all ranks were free, and clients {left} were not invited")
-    schedule = reference.schedule
-    reference.free = not schedule.faults and not schedule.far and bool((plan.depth == 1).all())
+    reference.free = reference.schedule.smooth and bool((plan.depth == 1).all())
 
 
 def _befall(network: Network, fault: Fault) -> None:
