@@ -12,7 +12,8 @@ from hpcfl.base.types import Floats, Ints
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.profile import Phases
 from hpcfl.engine.record import Record
-from hpcfl.mpi.transport import Saved, idle
+from hpcfl.mpi.transport import Saved
+from hpcfl.mpi.waiting import idle
 from hpcfl.schedule.plan import Plan
 from hpcfl.sums.message import Sums
 

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -37,7 +37,7 @@ from hpcfl.engine.record import Recorder, Reporter, about_clients, columns
 from hpcfl.engine.rounds import Rounds
 from hpcfl.engine.simulated import Simulated
 from hpcfl.engine.trial import tried
-from hpcfl.engine.watchdog import Watchdog, beating
+from hpcfl.engine.watchdog import LeftBehind, Watchdog, beating
 from hpcfl.launch import host
 from hpcfl.launch.failure import ERROR_FILE, GIVE_UP_SECONDS, fail, noted, raise_together
 from hpcfl.launch.request import RunRequest
@@ -138,7 +138,8 @@ def carry_out(request: RunRequest, comm: Any) -> None:
         try:
             tells = not real or rank == 0  # of the round: other ranks are told of each by the server
             moving = watched(job.moves, config.patience, rank, len(hosts), waits_in_words=real)
-            with moving, blaming(lambda: f" in round {now.round}" if tells else ""):
+            heard = beating(request.folder) if comm is not None and rank == 0 else nullcontext()
+            with heard, moving, blaming(lambda: f" in round {now.round}" if tells else ""):
                 stopped = run(job, request, now, ranks, processes, phases)
         except UserError as error:
             if comm is None:
@@ -208,17 +209,24 @@ def _in_step(
     job: Job, request: RunRequest, now: Progress, comm: Any, processes: Processes, phases: Phases
 ) -> Stopped | None:
     """Run in simulated time: all ranks in step, until those of the clients are released."""
-    transport = Transport() if comm is None else Collective(comm, phases.phase if request.profile else None)
-    stop = stopping.Stop(request.folder, transport.serves)
-    rounds = Simulated(job, transport, now.round, see_one_folder(request.folder, processes[0][1], comm))
-    rounds.phases = phases
+    rank = 0 if comm is None else comm.Get_rank()
+    stop = stopping.Stop(request.folder, rank == 0)
+    watch = Watchdog(request.folder, rank=rank, hosts=[host for host, _ in processes])
 
     def rest() -> None:
+        if rank != 0:
+            _look_for_server(watch, stop, comm)
         if rounds.released:
             stopping.forward(stop, request.folder)
 
-    stopped = _run_rounds(job, request, rounds, now, processes, transport.rank, stop)
-    stopped = transport.leave(stopped, rest)
+    transport = Transport() if comm is None else Collective(comm, phases.phase if request.profile else None, rest)
+    rounds = Simulated(job, transport, now.round, see_one_folder(request.folder, processes[0][1], comm))
+    rounds.phases = phases
+    try:
+        stopped = _run_rounds(job, request, rounds, now, processes, rank, stop)
+        stopped = transport.leave(stopped)
+    except LeftBehind as left:
+        start.leave_behind(rank, left, now.round)
     if request.profile:
         report(gathered(phases, comm))
     return stopped
@@ -242,12 +250,11 @@ def _in_real_time(
     if not serves:
         write = partial(write_part, folder, processes[0][1], comm.Get_rank())
         return start.serve(job, comm, hosts, now, rest, phases, connected, absent, write)
-    with beating(folder):
-        rounds = start.lead(job, comm, hosts, folder, stop, now, phases, connected, absent, apart)
-        stopped = _run_rounds(job, request, rounds, now, processes, 0, stop)
-        if request.profile:
-            report(rounds.profiles())
-        start.dismiss(rounds, comm, now.round, stopped)
+    rounds = start.lead(job, comm, hosts, folder, stop, now, phases, connected, absent, apart)
+    stopped = _run_rounds(job, request, rounds, now, processes, 0, stop)
+    if request.profile:
+        report(rounds.profiles())
+    start.dismiss(rounds, comm, now.round, stopped)
     return stopped
 
 

@@ -17,8 +17,8 @@ from hpcfl.base.lazy import MPI, torch
 from hpcfl.base.types import Floats, Ints, State
 from hpcfl.mpi.channel import in_pieces
 from hpcfl.mpi.placement import Chunk
-from hpcfl.mpi.transport import Like, Personal, Saved, Transport, arrays, idle
-from hpcfl.mpi.waiting import doze, wait
+from hpcfl.mpi.transport import Like, Personal, Saved, Transport, arrays
+from hpcfl.mpi.waiting import doze, idle, wait
 from hpcfl.sums.message import ExactSums
 from hpcfl.sums.packing import Bytes, Packing, as_bytes
 
@@ -29,12 +29,13 @@ class Collective(Transport):
     """One lane of all ranks; `comm` is duplicated, so that no other traffic is mixed with it.
 
     Where a `phase` measures, all ranks wait until all have come before each collective, so that waiting can be told
-    from moving and summing: the one is the phase "waiting", the other "broadcast" or "reduction".
+    from moving and summing: the one is the phase "waiting", the other "broadcast" or "reduction". While this rank waits
+    for others it calls `rest`.
     """
 
-    def __init__(self, comm: MPI.Intracomm, phase: Phase | None = None) -> None:
+    def __init__(self, comm: MPI.Intracomm, phase: Phase | None = None, rest: Callable[[], None] = idle) -> None:
         super().__init__(comm.Get_size())
-        self.comm, self.rank, self.phase = comm.Dup(), comm.Get_rank(), phase
+        self.comm, self.rank, self.phase, self.rest = comm.Dup(), comm.Get_rank(), phase, rest
 
     @contextmanager
     def _met(self, name: str) -> Iterator[None]:
@@ -42,7 +43,7 @@ class Collective(Transport):
             yield
             return
         with self.phase("waiting"):
-            wait([self.comm.Ibarrier()])
+            wait([self.comm.Ibarrier()], self.rest)
         with self.phase(name):
             yield
 
@@ -71,14 +72,14 @@ class Collective(Transport):
 
     def _tell(self, buffers: Sequence[Bytes | Floats]) -> None:
         """Give every rank the server's, in the place of its own."""
-        wait([self.comm.Ibcast(piece, root=0) for buffer in buffers for piece in in_pieces(buffer)])
+        wait([self.comm.Ibcast(piece, root=0) for buffer in buffers for piece in in_pieces(buffer)], self.rest)
         self._count(sum(buffer.nbytes for buffer in buffers), up=False)
 
     def _sum(self, buffers: Sequence[Floats | Ints]) -> None:
         """Sum each buffer over ranks, for the server, in its place."""
         pieces = [piece for buffer in buffers for piece in in_pieces(buffer)]
         ends = [(MPI.IN_PLACE, piece) if self.serves else (piece, None) for piece in pieces]
-        wait([self.comm.Ireduce(send, receive, MPI.SUM, root=0) for send, receive in ends])
+        wait([self.comm.Ireduce(send, receive, MPI.SUM, root=0) for send, receive in ends], self.rest)
         self._count(sum(buffer.nbytes for buffer in buffers), up=True)
 
     def share(self, sums: ExactSums) -> ExactSums:
@@ -94,7 +95,7 @@ class Collective(Transport):
 
     def _share(self, buffers: Sequence[Floats | Ints]) -> None:
         pieces = [piece for buffer in buffers for piece in in_pieces(buffer)]
-        wait([self.comm.Iallreduce(MPI.IN_PLACE, piece, MPI.SUM) for piece in pieces])
+        wait([self.comm.Iallreduce(MPI.IN_PLACE, piece, MPI.SUM) for piece in pieces], self.rest)
         for up in (True, False):
             self._count(sum(buffer.nbytes for buffer in buffers), up)
 
@@ -124,19 +125,19 @@ class Collective(Transport):
             elif chunk.rank == self.rank:
                 state = personal[chunk.number]
                 packed = as_bytes(Packing(state).packed(state))
-                wait([self.comm.Isend(piece, dest=0) for piece in in_pieces(packed)])
+                wait([self.comm.Isend(piece, dest=0) for piece in in_pieces(packed)], self.rest)
             elif self.serves:
                 likes = like(int(chunk.clients[0])).items()
                 packing = Packing({name: each.expand(len(chunk.clients), *each.shape) for name, each in likes})
                 buffer = packing.zeros()
-                wait([self.comm.Irecv(piece, source=chunk.rank) for piece in in_pieces(as_bytes(buffer))])
+                wait([self.comm.Irecv(piece, source=chunk.rank) for piece in in_pieces(as_bytes(buffer))], self.rest)
                 yield chunk.clients, arrays(packing.views(buffer))
 
-    def leave(self, stopped: Stopped | None = None, rest: Callable[[], None] = idle) -> Stopped | None:
+    def leave(self, stopped: Stopped | None = None) -> Stopped | None:
         """Hear the server's last word, asleep, and meet at a polled barrier: MPI_Finalize spins while it waits."""
         word = np.array([0, 0] if stopped is None else [stopped.round, stopped.code], dtype=np.int64)
-        doze([self.comm.Ibcast(word, root=0)], rest)
-        wait([self.comm.Ibarrier()])
+        doze([self.comm.Ibcast(word, root=0)], self.rest)
+        wait([self.comm.Ibarrier()], self.rest)
         self.comm.Free()
         return stopped or ended(*word.tolist())
 

@@ -28,10 +28,6 @@ Like = Callable[[int], State]
 """Gives the names, shapes and types of a client's personal state."""
 
 
-def idle() -> None:
-    """Do nothing while waiting."""
-
-
 def arrays(state: Mapping[str, Tensor]) -> Arrays:
     return {name: value.cpu().numpy() for name, value in state.items()}
 
@@ -92,9 +88,9 @@ class Transport:
         """
         return ((chunk.clients, arrays(personal[chunk.number])) for chunk in chunks)
 
-    def leave(self, stopped: Stopped | None = None, rest: Callable[[], None] = idle) -> Stopped | None:
+    def leave(self, stopped: Stopped | None = None) -> Stopped | None:
         """Part from the other ranks, for good; return how the rounds ended, on every rank.
 
-        A rank that was released does not know whether it was `stopped`; it calls `rest` while it waits for the server.
+        A rank that was released does not know whether it was `stopped`.
         """
         return stopped

@@ -123,10 +123,15 @@ def telling(comm: MPI.Intracomm | None, seconds: float) -> Iterator[None]:
         Patience.tells = inf
 
 
-def wait(requests: list[MPI.Request]) -> None:
-    """Complete the requests without spinning."""
+def idle() -> None:
+    """Do nothing while waiting."""
+
+
+def wait(requests: list[MPI.Request], rest: Callable[[], None] = idle) -> None:
+    """Complete the requests without spinning; call `rest` in between."""
     patience, start, due = Patience(), time.monotonic(), Patience.tells
     while not MPI.Request.Testall(requests):
+        rest()
         patience.pause()
         if time.monotonic() - start > due:
             say(f"still waiting ({due:.1f} s) for all ranks to start: some may be dead, or their hosts out of reach")

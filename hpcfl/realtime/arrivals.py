@@ -21,7 +21,7 @@ from hpcfl.engine.executor import acknowledgment
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.received import Received, add_all
 from hpcfl.engine.record import Record
-from hpcfl.mpi.transport import idle
+from hpcfl.mpi.waiting import idle
 from hpcfl.realtime.lane import BUSY, Lane
 from hpcfl.realtime.lanes import Lanes
 from hpcfl.realtime.orders import Command, Op

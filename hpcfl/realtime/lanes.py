@@ -18,8 +18,7 @@ from hpcfl.base.types import Ints
 from hpcfl.engine.job import Job
 from hpcfl.engine.profile import Phases
 from hpcfl.mpi.transfers import Transfers
-from hpcfl.mpi.transport import idle
-from hpcfl.mpi.waiting import REPEAT_SECONDS, SLACK, Patience
+from hpcfl.mpi.waiting import REPEAT_SECONDS, SLACK, Patience, idle
 from hpcfl.realtime.lane import BUSY, Lane
 from hpcfl.realtime.orders import Command
 from hpcfl.realtime.questions import QUESTIONS

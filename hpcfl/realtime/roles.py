@@ -17,7 +17,7 @@ from hpcfl.engine.profile import Phases
 from hpcfl.mpi.channel import direct, notices, within, words
 from hpcfl.mpi.placement import Tree, topology
 from hpcfl.mpi.transfers import Transfers
-from hpcfl.mpi.transport import idle
+from hpcfl.mpi.waiting import idle
 from hpcfl.realtime.client import ClientRank
 from hpcfl.realtime.lane import Lane
 from hpcfl.realtime.leader import Leader

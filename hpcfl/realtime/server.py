@@ -25,7 +25,8 @@ from hpcfl.engine.watchdog import LEAVE_SECONDS
 from hpcfl.learning import batchnorm
 from hpcfl.mpi.channel import Connected
 from hpcfl.mpi.placement import check_there
-from hpcfl.mpi.transport import Saved, arrays, as_chunk, idle
+from hpcfl.mpi.transport import Saved, arrays, as_chunk
+from hpcfl.mpi.waiting import idle
 from hpcfl.realtime.lane import BUSY, Lane
 from hpcfl.realtime.lanes import Lanes
 from hpcfl.realtime.membership import Absences, Orphans

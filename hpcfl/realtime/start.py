@@ -144,8 +144,7 @@ def serve(
     try:
         last = client.serve()
     except LeftBehind as left:
-        say(f"rank {rank}: {left}")
-        _drop(ended(now.round, {"done": 0, "diverged": Diverged.code}.get(left.state, Stopped.code)))
+        leave_behind(rank, left, now.round)
     except LeftOut as out:
         say(f"rank {rank}: {out}")
         os._exit(0)  # as `_drop`, but the job goes on
@@ -174,6 +173,12 @@ def _free(comm: MPI.Intracomm, connected: Connected) -> None:
     """Let go of the lanes, unless MPI may have lost ranks."""
     if not has_ulfm(comm):
         connected.free()
+
+
+def leave_behind(rank: int, left: LeftBehind, done: int) -> NoReturn:
+    """End this rank, which the run has done without since round `done`."""
+    say(f"rank {rank}: {left}")
+    _drop(ended(done, {"done": 0, "diverged": Diverged.code}.get(left.state, Stopped.code)))
 
 
 def _drop(stopped: Stopped | None) -> NoReturn:

@@ -184,9 +184,12 @@ def read_facts(run_dir: Path) -> list[Fact]:
 
 
 def last_written(run_dir: Path) -> float:
-    """Return when a run last wrote a row, a checkpoint or its status, in seconds as files have them; 0: never."""
+    """Return when a run last began, wrote a row or a checkpoint, in seconds as files have them; 0: never.
+
+    Its status does not tell: the server touches it while it lives, whether or not it gets on.
+    """
     times = [0.0]
-    for path in (run_dir / "status", run_dir / "checkpoints", *segment_paths(run_dir)):
+    for path in (run_dir / "checkpoints", *segment_paths(run_dir)):
         with suppress(OSError):
             times.append(path.stat().st_mtime)
     return max(times)

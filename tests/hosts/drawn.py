@@ -24,7 +24,7 @@ from typing import Any
 
 from helpers.launcher import ROOT, alone, mpis
 from hosts.cluster import Cluster, missing
-from hosts.test_hosts import LEFT_SECONDS, REAL, SPREAD, came, run, told
+from hosts.test_hosts import LEFT_SECONDS, REAL, SIMULATED, SPREAD, came, run, told
 from hpcfl import store
 from hpcfl.base.rng import keyed
 from hpcfl.commands.show import summary
@@ -63,10 +63,10 @@ class Drawn:
 
     @property
     def config(self) -> dict[str, Any]:
-        config = REAL | {"rounds": ROUNDS, "checkpoint": {"every": 1}, "algorithm": KEPT, "lane_width": self.width}
+        more: dict[str, Any] = {"rounds": ROUNDS, "checkpoint": {"every": 1}, "algorithm": KEPT}
         if self.real:
-            return config | ({"lost_after": 3.0} if self.gone else {})
-        return {key: value for key, value in config.items() if key not in ("clock", "participation", "lane_width")}
+            more |= {"lane_width": self.width} | ({"lost_after": 3.0} if self.gone else {})
+        return (REAL if self.real else SIMULATED) | more
 
 
 def drawn(seed: int) -> Drawn:

@@ -33,6 +33,8 @@ REAL: dict[str, Any] = {
     **{"checkpoint": {"every": 100}, "data": {"name": "digits"}, "model": {"name": "mlp"}},
     **{"algorithm": {"name": "fedavg", "epochs": 1}, "participation": {"close": "deadline", "deadline": 0.6}},
 }
+SIMULATED = {key: value for key, value in REAL.items() if key not in ("clock", "participation")}
+CLOCKS = REAL | {"lane_width": 1}, REAL | {"lane_width": "two-level"}, SIMULATED
 
 
 def slow(*values: Any) -> Any:
@@ -135,12 +137,12 @@ def test_a_run_whose_host_was_killed_goes_on_on_the_others_to_the_bit(mpi: str, 
     assert summary(killed)["state_sha256"] == summary(one)["state_sha256"]
 
 
-@pytest.mark.parametrize(("width", "mpi"), first_is_quick((width, mpi) for width in (1, "two-level") for mpi in mpis()))
-def test_nobody_stays_where_the_servers_host_has_crashed(width: Any, mpi: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("config", "mpi"), first_is_quick((config, mpi) for config in CLOCKS for mpi in mpis()))
+def test_nobody_stays_where_the_servers_host_has_crashed(config: dict[str, Any], mpi: str, tmp_path: Path) -> None:
     """Its launcher is gone with it: each rank ends by itself; the run goes on from another host."""
     folder = tmp_path / "run"
-    more: dict[str, Any] = {"lane_width": width, "rounds": 40, "checkpoint": {"every": 5}}
-    _, _, *words = run(folder, toml(REAL | more, tmp_path / "run.toml"))
+    config = config | {"rounds": 40, "checkpoint": {"every": 5}}
+    _, _, *words = run(folder, toml(config, tmp_path / "run.toml"))
     hasty = [Path(__file__).parents[1] / "helpers" / "hasty.py", "SILENT_SECONDS=10", "BEAT_SECONDS=1", "--", *words]
     with Cluster(3, [tmp_path]) as cluster:
         with cluster.live(mpi, (1, 2, 2), hasty, tmp_path / "first") as job:
