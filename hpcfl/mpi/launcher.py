@@ -59,6 +59,7 @@ SLOW_SECONDS = 30
 SLOW = f"""for each in $(seq {SLOW_SECONDS}); do sleep 1; kill -0 $PPID 2> /dev/null || exit; done
 echo "hpcfl: still waiting ({SLOW_SECONDS} s) for MPI to start on all ranks: some hosts may be out of reach" >&2"""
 LAUNCHER_SECONDS = 15.0  # for launchers to end a job whose ranks are out of reach: they do that in a second, or never
+NAMESPACE = "PMIX_NAMESPACE"  # in the environment of all processes of a job's ranks
 
 
 def set_defaults(environ: MutableMapping[str, str]) -> None:
@@ -276,7 +277,8 @@ def end_launcher(first: Sequence[int] = ()) -> None:
             found, above = above, int(match[1])
         if found:
             words = map(str, (found, LAUNCHER_SECONDS, *first))
-            subprocess.Popen(["sh", "-c", END, "sh", *words], start_new_session=True)
+            mine = {name: value for name, value in os.environ.items() if name != NAMESPACE}  # no rank: see `end_ranks`
+            subprocess.Popen(["sh", "-c", END, "sh", *words], env=mine, start_new_session=True)
 
 
 def wait_until_read(seconds: float = 1.0) -> None:
@@ -298,11 +300,11 @@ def wait_until_read(seconds: float = 1.0) -> None:
 
 def end_ranks(ranks: Collection[int] | None = None) -> None:
     """Kill these ranks of this job (None: all others) on this host: those that PMIx's environment names."""
-    job = os.environ.get("PMIX_NAMESPACE")
+    job = os.environ.get(NAMESPACE)
     for process in Path("/proc").glob("[0-9]*") if job else ():
         try:
             settings = dict(each.partition(b"=")[::2] for each in (process / "environ").read_bytes().split(b"\0"))
-            mine = settings.get(b"PMIX_NAMESPACE") == os.fsencode(str(job)) and int(process.name) != os.getpid()
+            mine = settings.get(NAMESPACE.encode()) == os.fsencode(str(job)) and int(process.name) != os.getpid()
             if mine and (ranks is None or int(settings[b"PMIX_RANK"]) in ranks):
                 os.kill(int(process.name), signal.SIGKILL)
         except (OSError, KeyError):  # another user's, or it has ended

@@ -208,3 +208,12 @@ def test_a_launcher_goes_on_while_the_rank_does(tmp_path: Path) -> None:
     waits = f"{sys.executable} -c 'import hpcfl.mpi.launcher as it; {words}; print(1)'; exit 7"
     ended = subprocess.run([shell, "-c", waits], check=False, stdout=subprocess.PIPE)
     assert (ended.returncode, ended.stdout) == (7, b"1\n")
+
+
+def test_who_ends_the_launcher_is_none_of_the_ranks_that_are_ended(tmp_path: Path) -> None:
+    """With ULFM a rank ends all others of its host, which it finds by their environment."""
+    shell = shutil.copy(str(shutil.which("sh")), tmp_path / "mpiexec")
+    job = "os.environ.update(PMIX_NAMESPACE=str(os.getpid()), PMIX_RANK=str(1))"
+    words = f"import os; {job}; it.LAUNCHER_SECONDS = 0.1; it.end_launcher(); it.end_ranks()"
+    waits = f"{sys.executable} -c 'import hpcfl.mpi.launcher as it; {words}'; sleep 60; exit 7"
+    assert subprocess.run([shell, "-c", waits], check=False).returncode == -signal.SIGTERM
