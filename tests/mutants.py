@@ -167,9 +167,10 @@ def main() -> int:
         if failed := killed(None, folder, seeds, asked):
             sys.exit(f"the package as it is does not pass: {failed}")
         for number, mutant in enumerate(drawn, start=asked.first):
+            since = time.monotonic()
             by = killed(mutant, folder, seeds, asked)
             survivors += [] if by else [mutant.told]
-            print(number, mutant.told, "|", by or "SURVIVES", flush=True)
+            print(number, f"{time.monotonic() - since:.0f} s", mutant.told, "|", by or "SURVIVES", flush=True)
     line = {
         **{"modules": asked.modules, "seed": asked.seed, "first": asked.first, "of": len(every)},
         **{"drawn": len(drawn), "killed": len(drawn) - len(survivors), "survivors": survivors},
