@@ -28,7 +28,7 @@ test-slurm:
 	@$(MAKE) --no-print-directory setup
 	$(BIN)/python -m pytest -m slurm tests/slurm
 
-# needs root, and Debian's iproute2 and openssh-server; not a part of test
+# needs root, and Debian's iproute2, ethtool and openssh-server; not a part of test
 test-hosts: setup
 	@PYTHONPATH=tests $(BIN)/python -m hosts.cluster 1
 	$(BIN)/python -m pytest -m "hosts and not slow" tests/hosts

@@ -31,8 +31,8 @@ from typing import Any
 from helpers.launcher import LIBRARIES, PREFIXES
 from helpers.live import Live
 
-PROGRAMS = "ip", "tc", "nsenter", "unshare", "mount", "umount", "ssh", "ssh-keygen", "sshd"
-PACKAGES = "iproute2 util-linux openssh-client openssh-server"
+PROGRAMS = "ip", "tc", "nsenter", "unshare", "mount", "umount", "ssh", "ssh-keygen", "sshd", "ethtool"
+PACKAGES = "iproute2 ethtool util-linux openssh-client openssh-server"
 PATH = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
 NETWORK = "10.77.0"
 SKEW = 1000  # seconds from one host's monotonic clock to the next one's
@@ -132,6 +132,23 @@ class Cluster:
             if mbit:
                 limit = "tbf", "rate", f"{mbit}mbit", "burst", "16kb", "limit", "512kb"
                 self._net(where, "tc", "qdisc", "add", "dev", device, "root", *limit)
+
+    def lossy(self, host: str, share: float) -> None:
+        """Let a host's cable lose such a share of what it is to carry, each way, for good."""
+        for name in self.names:  # single frames, whole: what passes them on can neither cut them nor sum them up
+            self._net(name, "ethtool", "-K", "eth0", "tx", "off", "tso", "off", "gso", "off", "gro", "off")
+        bad, good = f"{host}-bad", f"{host}-good"
+        self._net("switch", "ip", "link", "add", bad, "type", "veth", "peer", "name", good)
+        self._net("switch", "ip", "link", "set", bad, "up")
+        self._net("switch", "ip", "link", "set", good, "master", "switch", "up")
+        words = sys.executable, Path(__file__).parents[1] / "helpers" / "lossy.py", host, bad, share
+        relay = subprocess.Popen(
+            [*map(str, ("nsenter", "-t", self.inits["switch"], "-n", "--", *words))], stdout=subprocess.PIPE
+        )
+        self._parents.append(relay)
+        assert relay.stdout is not None
+        relay.stdout.readline()  # it is ready
+        self._net("switch", "ip", "link", "set", host, "nomaster")
 
     def freeze(self, host: str) -> None:
         """Suspend all that runs on a host; its kernel goes on to acknowledge what comes."""

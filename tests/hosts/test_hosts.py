@@ -211,6 +211,20 @@ def test_a_slow_link_holds_up_nobody_else(width: Any, mpi: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("mpi", mpis())
+@pytest.mark.parametrize("width", [1, "two-level"])
+@pytest.mark.slow
+def test_where_a_link_loses_frames_only_visits_of_its_host_are_late(width: Any, mpi: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words = run(folder, toml(REAL | {"lane_width": width, "rounds": 40}, tmp_path / "run.toml"))
+    with Cluster(4, [tmp_path]) as cluster, cluster.live(mpi, SPREAD, words, tmp_path / "job") as job:
+        job.until(lambda: told(job) > 10)
+        cluster.lossy("h4", 0.05)
+        over(cluster, job)
+    assert came(folder, range(4)).all()
+    assert came(folder, (4, 5))[15:].any()
+
+
+@pytest.mark.parametrize("mpi", mpis())
 @pytest.mark.parametrize("ready", [False, True], ids=["while MPI starts", "once MPI has started"])
 def test_a_host_that_is_cut_off_in_the_start_is_spoken_of(ready: bool, mpi: str, tmp_path: Path) -> None:
     folder, marks = tmp_path / "run", tmp_path / "marks"
