@@ -42,6 +42,7 @@ class Simulated(Rounds):
     def __init__(self, job: Job, transport: Transport, first: int, apart: bool = True) -> None:
         self.job, self.transport, self.apart = job, transport, apart
         self.serves, self.released = transport.serves, False
+        self.told: tuple[int, int] | None = None  # bytes sent and received, where all have the coming round's state
         self.alone = transport.size == 1
         self.plans: Iterator[Plan] | None = None
         self.first = first
@@ -62,7 +63,7 @@ class Simulated(Rounds):
             self.job.task.release_data()
             return True
         record.events.append(released(self.transport.size - 1))
-        self.alone, self.transport = True, Transport(self.transport.size)
+        self.alone, self.transport, self.told = True, Transport(self.transport.size), None
         now.personal, self.mine = taken, self.job.chunks
         return False
 
@@ -70,8 +71,8 @@ class Simulated(Rounds):
         """Carry out the next round: who counts, and how far, was decided before."""
         self.plans = self.plans or self.job.planner.plans(self.first, lambda: now.stage.number, now.flights)
         plan = next(self.plans)
+        down, self.told = self.told or self._tell(now), None
         self.transport.count()
-        now.shared = self.transport.invite(now.shared)
         told = self.job.layout, plan.invited, plan.miss_probability, self.job.task.device
         sums = ExactSums(*told, self.transport.size, self.job.sent(plan))
         if plan.arrivals is not None:
@@ -98,7 +99,7 @@ class Simulated(Rounds):
 
             with record.timed("compute_seconds"):
                 sums.iterated = iterate(self.job.iterated, now.shared, kept, reduce, self.transport.size)
-        sent, received = self.transport.count()
+        sent, received = np.add(self.transport.count(), down).tolist()
         record.wire = received, sent
         if plan.arrivals is not None:
             own = plan.arrivals.served
@@ -106,6 +107,12 @@ class Simulated(Rounds):
                 own = own[np.isin(plan.arrivals.waiting, np.concatenate([chunk.clients for chunk in self.mine]))]
             now.served = {v: now.served[v] for v in {*own.tolist()} if v in now.served}
         return plan, sums if self.serves else ExactSums(())
+
+    def _tell(self, now: Progress) -> tuple[int, int]:
+        """Give every rank the server's state; return the bytes that this rank has sent and received."""
+        self.transport.count()
+        now.shared = self.transport.invite(now.shared)
+        return self.transport.count()
 
     def _between(self, now: Progress) -> None:
         """Let all clients do what they do when a round has ended, but those that are held out."""
@@ -125,8 +132,8 @@ class Simulated(Rounds):
                     personal[name][places] = value
 
     def scores(self, now: Progress) -> Floats:
-        """Let every rank test its own clients' models."""
-        now.shared = self.transport.invite(now.shared)
+        """Let every rank test its own clients' models; what it tests is what the next round begins with."""
+        self.told = self._tell(now)
         if self.job.task.gathers:
             mine = np.array([client for chunk in self.mine for client in chunk.clients.tolist()], dtype=np.int64)
             found = self.transport.reduce(self.job.statistics(now.shared, mine))

@@ -209,9 +209,9 @@ def _in_step(
     job: Job, request: RunRequest, now: Progress, comm: Any, processes: Processes, phases: Phases
 ) -> Stopped | None:
     """Run in simulated time: all ranks in step, until those of the clients are released."""
-    rank = 0 if comm is None else comm.Get_rank()
+    rank, hosts = 0 if comm is None else comm.Get_rank(), [host for host, _ in processes]
     stop = stopping.Stop(request.folder, rank == 0)
-    watch = Watchdog(request.folder, rank=rank, hosts=[host for host, _ in processes])
+    watch = Watchdog(request.folder, rank=rank, hosts=hosts)
 
     def rest() -> None:
         if rank != 0:
@@ -219,7 +219,8 @@ def _in_step(
         if rounds.released:
             stopping.forward(stop, request.folder)
 
-    transport = Transport() if comm is None else Collective(comm, phases.phase if request.profile else None, rest)
+    phase = phases.phase if request.profile else None
+    transport = Transport() if comm is None else Collective(comm, phase, rest, hosts)
     rounds = Simulated(job, transport, now.round, see_one_folder(request.folder, processes[0][1], comm))
     rounds.phases = phases
     try:

@@ -28,14 +28,27 @@ Phase = Callable[[str], AbstractContextManager[None]]
 class Collective(Transport):
     """One lane of all ranks; `comm` is duplicated, so that no other traffic is mixed with it.
 
+    Where several ranks are on each of several `hosts`, what goes down or up crosses from host to host once: between the
+    first ranks of hosts, and beside that within each host.
     Where a `phase` measures, all ranks wait until all have come before each collective, so that waiting can be told
     from moving and summing: the one is the phase "waiting", the other "broadcast" or "reduction". While this rank waits
     for others it calls `rest`.
     """
 
-    def __init__(self, comm: MPI.Intracomm, phase: Phase | None = None, rest: Callable[[], None] = idle) -> None:
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        phase: Phase | None = None,
+        rest: Callable[[], None] = idle,
+        hosts: Sequence[str] = (),
+    ) -> None:
         super().__init__(comm.Get_size())
         self.comm, self.rank, self.phase, self.rest = comm.Dup(), comm.Get_rank(), phase, rest
+        self.levels: list[MPI.Comm] = [self.comm]  # those of this rank, the server's first
+        if 1 < len({*hosts}) < self.size:
+            first = hosts.index(hosts[self.rank])
+            between = comm.Split(0 if first == self.rank else MPI.UNDEFINED, self.rank)
+            self.levels = [each for each in (between, comm.Split(first, self.rank)) if each != MPI.COMM_NULL]
 
     @contextmanager
     def _met(self, name: str) -> Iterator[None]:
@@ -70,23 +83,25 @@ class Collective(Transport):
                 self._sum(sums.uppers())
             return sums
 
-    def _tell(self, buffers: Sequence[Bytes | Floats]) -> None:
+    def _tell(self, buffers: Sequence[Bytes | Floats | Ints]) -> None:
         """Give every rank the server's, in the place of its own."""
-        wait([self.comm.Ibcast(piece, root=0) for buffer in buffers for piece in in_pieces(buffer)], self.rest)
-        self._count(sum(buffer.nbytes for buffer in buffers), up=False)
+        for comm in self.levels:
+            wait([comm.Ibcast(piece, root=0) for buffer in buffers for piece in in_pieces(buffer)], self.rest)
+            self._count(comm, buffers, up=False)
 
     def _sum(self, buffers: Sequence[Floats | Ints]) -> None:
-        """Sum each buffer over ranks, for the server, in its place."""
-        pieces = [piece for buffer in buffers for piece in in_pieces(buffer)]
-        ends = [(MPI.IN_PLACE, piece) if self.serves else (piece, None) for piece in pieces]
-        wait([self.comm.Ireduce(send, receive, MPI.SUM, root=0) for send, receive in ends], self.rest)
-        self._count(sum(buffer.nbytes for buffer in buffers), up=True)
+        """Sum each buffer over ranks, for the server, in its place; other ranks' are of no use afterwards."""
+        for comm in reversed(self.levels):
+            pieces = [piece for buffer in buffers for piece in in_pieces(buffer)]
+            ends = [(piece, None) if comm.Get_rank() else (MPI.IN_PLACE, piece) for piece in pieces]
+            wait([comm.Ireduce(send, receive, MPI.SUM, root=0) for send, receive in ends], self.rest)
+            self._count(comm, buffers, up=True)
 
     def share(self, sums: ExactSums) -> ExactSums:
         """Sum each group of blocks over ranks, and tell everybody.
 
-        By Iallreduce, unlike `agree`: all ranks go on at once with what they hear, and the blocks may be large, where
-        a library has better than to carry all of them through the server.
+        On one host by Iallreduce, unlike `agree`: all ranks go on at once with what they hear, and the blocks may be
+        large, where a library has better than to carry all of them through the server.
         """
         with self._met("reduction"):
             self._share(sums.settled().buffers)
@@ -94,10 +109,14 @@ class Collective(Transport):
             return sums
 
     def _share(self, buffers: Sequence[Floats | Ints]) -> None:
+        if self.levels != [self.comm]:
+            self._sum(buffers)
+            self._tell(buffers)
+            return
         pieces = [piece for buffer in buffers for piece in in_pieces(buffer)]
         wait([self.comm.Iallreduce(MPI.IN_PLACE, piece, MPI.SUM) for piece in pieces], self.rest)
         for up in (True, False):
-            self._count(sum(buffer.nbytes for buffer in buffers), up)
+            self._count(self.comm, buffers, up)
 
     def reduce(self, values: Floats) -> Floats:
         """Sum over ranks; exact where each element is non-zero on one rank only, or a whole number."""
@@ -138,12 +157,17 @@ class Collective(Transport):
         word = np.array([0, 0] if stopped is None else [stopped.round, stopped.code], dtype=np.int64)
         doze([self.comm.Ibcast(word, root=0)], self.rest)
         wait([self.comm.Ibarrier()], self.rest)
+        if self.levels != [self.comm]:
+            for comm in self.levels:
+                comm.Free()
         self.comm.Free()
         return stopped or ended(*word.tolist())
 
-    def _count(self, nbytes: int, up: bool) -> None:
-        nbytes *= self.size > 1
-        if up == self.serves:
+    def _count(self, comm: MPI.Comm, buffers: Sequence[Bytes | Floats | Ints], up: bool) -> None:
+        """Count a copy for each rank but the first, which has all of them; in truth MPI lets others pass some on."""
+        first, copies = comm.Get_rank() == 0, comm.Get_size() - 1
+        nbytes = sum(buffer.nbytes for buffer in buffers) * (copies if first else 1)
+        if up == first:
             self.received += nbytes
         else:
             self.sent += nbytes

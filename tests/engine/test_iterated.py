@@ -191,8 +191,9 @@ def test_any_number_of_ranks_finds_the_same_to_the_bit(world: Any) -> None:
         assert torch.equal(now.shared["centre"], last.shared["centre"])
     carried = ITERATIONS * SUMMED
     down, up = 8 * 3, 64 + 64 + 128  # the shared state; the sums of the round, weights, loss and points
-    own = (up + carried, down + carried) if world.rank == 0 else (down + carried, up + carried)
-    assert moved == [own if world.size > 1 else (0, 0)] * 3
+    others = world.size - 1  # each has a copy, and the server gives and takes all of them
+    own = ((up + carried) * others, (down + carried) * others) if world.rank == 0 else (down + carried, up + carried)
+    assert moved == [own if others else (0, 0)] * 3
 
 
 # ---- real time

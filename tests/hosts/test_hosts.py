@@ -67,6 +67,17 @@ def told(job: Any) -> int:
     return sum(line.startswith("round ") for line in job.out.splitlines())
 
 
+def carried(config: dict[str, Any], mpi: str, ranks: Sequence[int], here: Path) -> int:
+    """How many bytes the cables of hosts carry in a run of 20 rounds, each tested."""
+    more: dict[str, Any] = {"rounds": 20, "model": {"name": "mlp", "hidden": [512, 512]}}
+    more |= {"participation": {"close": "all"}} if "clock" in config else {}
+    words = run(here / "run", toml(config | more, here / "run.toml"))
+    with Cluster(len(ranks), [here]) as cluster:
+        with cluster.live(mpi, ranks, words, here / "job") as job:
+            over(cluster, job)
+        return sum(came for _, came in cluster.wire().values())
+
+
 def over(cluster: Cluster, job: Any, code: int = 0) -> None:
     """Wait for a job's end, and for that of all that belongs to it."""
     assert job.wait() == code, job.out + job.err
@@ -208,6 +219,23 @@ def test_a_slow_link_holds_up_nobody_else(width: Any, mpi: str, tmp_path: Path) 
         over(cluster, job)
     assert came(folder, range(4)).all()
     assert not came(folder, (4, 5))[15:30].all(1).any()
+
+
+@pytest.mark.parametrize(("config", "mpi"), first_is_quick((config, mpi) for config in CLOCKS for mpi in mpis()))
+def test_bytes_on_record_are_those_of_the_cables(config: dict[str, Any], mpi: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    sent = carried(config, mpi, (1, 1, 1, 1), tmp_path)
+    data = store.open_run(folder)
+    assert 0.95 < data["wire_bytes_in"].values.sum() / sent < 1.05
+    assert data["wire_bytes_in"].values.sum() == pytest.approx(data["wire_bytes_out"].values.sum(), rel=1e-3)
+
+
+@pytest.mark.parametrize("mpi", mpis())
+def test_in_simulated_time_one_copy_goes_to_each_host_and_one_comes(mpi: str, tmp_path: Path) -> None:
+    """Of the state, tested and used, at 4 bytes a number, and of the sums at 8."""
+    sent = carried(SIMULATED, mpi, (1, 2, 2), tmp_path)
+    numbers = 64 * 512 + 512 + 512 * 512 + 512 + 512 * 10 + 10
+    assert 1.0 < sent / (20 * 2 * (4 + 8) * numbers) < 1.05
 
 
 @pytest.mark.parametrize("mpi", mpis())

@@ -104,7 +104,8 @@ def test_an_error_on_one_rank_is_everybodys(world: Any) -> None:
 
 
 @pytest.mark.mpi
-def test_the_transport_carries_any_type(world: Any) -> None:
+@pytest.mark.parametrize("together", [1, 2])
+def test_the_transport_carries_any_type(world: Any, together: int) -> None:
     import torch
 
     if world.comm is None:
@@ -113,7 +114,7 @@ def test_the_transport_carries_any_type(world: Any) -> None:
 
     mine = {"a": torch.arange(3.0), "b": torch.tensor([[1, 2]]), "c": torch.tensor(2.5, dtype=torch.float64)}
     start = mine if world.rank == 0 else {name: torch.zeros_like(value) for name, value in mine.items()}
-    got = Collective(world.comm).invite(start)
+    got = Collective(world.comm, hosts=[f"host {rank // together}" for rank in range(world.size)]).invite(start)
     for name, value in mine.items():
         assert torch.equal(got[name], value)
     assert got.keys() == mine.keys()
