@@ -35,6 +35,7 @@ PROGRAMS = "ip", "tc", "nsenter", "unshare", "mount", "umount", "ssh", "ssh-keyg
 PACKAGES = "iproute2 ethtool util-linux openssh-client openssh-server"
 PATH = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
 NETWORK = "10.77.0"
+DAEMONS = "sshd:", "munged", "slurmctld", "slurmd"  # that are none of a job
 SKEW = 1000  # seconds from one host's monotonic clock to the next one's
 START_SECONDS = 10.0
 
@@ -196,7 +197,7 @@ class Cluster:
             f"{host}: {command}"
             for host in self.inits
             for command in self.processes(host).values()
-            if command and host != "switch" and not command.startswith("sshd:")
+            if command and host != "switch" and not command.startswith(DAEMONS)
         ]
 
     def wire(self) -> dict[str, tuple[int, int]]:
