@@ -303,9 +303,8 @@ def look_for(
             strange = {sha256: file for sha256, file in known_files.items() if sha256 not in may}
             if strange and not trust:
                 sha256, name = next(iter(strange.items()))
-                lost[spec] = (
-                    f"'{name}' (SHA-256 {sha256[:12]}…), which is code of {spec}, has not run here: {loaded.ASK}"
-                )
+                which = f"'{name}' (SHA-256 {sha256[:12]}…), which is code of {spec}"
+                lost[spec] = f"{which}, has not run here: {loaded.ASK}"
                 continue
             if line := loaded.remember(strange):
                 say(line)

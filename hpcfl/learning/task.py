@@ -418,9 +418,8 @@ class Task(Held):
         upper.layers, upper._samples = self.layers[first:], {}
         upper.fused = self.fused and self.fused.above(first)
         held = [self.samples(client) for client in visits.clients]
-        rows = [
-            {name: params[name][row : row + 1] for layer in below for name in layer.tensors} for row in range(len(held))
-        ]
+        lower = [name for layer in below for name in layer.tensors]
+        rows = ({name: params[name][row : row + 1] for name in lower} for row in range(len(held)))
         fixed = [self.outputs(own, samples.x, last=first) for own, samples in zip(rows, held)]
         pool = torch.cat(fixed), torch.cat([samples.y for samples in held])
         start = 0
