@@ -313,11 +313,9 @@ def look_for(
         elif there:
             lost[spec] = odd[there[0]]
         elif not force:
-            lost[spec] = (
-                f"'{file}', where the run found {spec}, is not there; expected the file of then "
-                f"(SHA-256 {about['sha256'][:12]}…) in the working directory or in code/ of the run folder; "
-                f"{elsewhere_too}"
-            )
+            then = f"expected the file of then (SHA-256 {about['sha256'][:12]}…)"
+            instead = f"{then} in the working directory or in code/ of the run folder; {elsewhere_too}"
+            lost[spec] = changed(spec, about, instead)
     look_first(found, run, may)
     return lost
 
