@@ -45,10 +45,9 @@ class FedRep(PartlyPersonal):
     def train(self, task: Task, shared: State, params: State, memory: State, visits: Visits) -> Tensor:
         optimiser, own = self.optimiser_in(visits.round), self.personal(task)
         memory = optimiser.init(params)
-        head, body = (
-            np.array([steps(samples) for samples in visits.samples.tolist()])
-            for steps in (self._head_steps, lambda samples: super(FedRep, self).visit_steps(samples)[0])
-        )
+        samples = visits.samples.tolist()
+        head = np.array([self._head_steps(held) for held in samples])
+        body = np.array([super(FedRep, self).visit_steps(held)[0] for held in samples])
         losses, left = [], visits
         for block in range(self.blocks):
             if own:

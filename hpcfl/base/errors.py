@@ -101,6 +101,11 @@ def listed(numbers: Iterable[object], most: int = 8) -> str:
     return ", ".join(map(str, values[:most])) + more
 
 
+def count_of(count: int, what: str) -> str:
+    """Return ``"1 rank"``, ``"2 ranks"``."""
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the choice nearest to `word`, or all choices where none is near."""
     known = sorted(choices)

@@ -303,9 +303,8 @@ def look_for(
             strange = {sha256: file for sha256, file in known_files.items() if sha256 not in may}
             if strange and not trust:
                 sha256, name = next(iter(strange.items()))
-                lost[spec] = (
-                    f"'{name}' (SHA-256 {sha256[:12]}…), which is code of {spec}, has not run here: {loaded.ASK}"
-                )
+                which = f"'{name}' (SHA-256 {sha256[:12]}…), which is code of {spec}"
+                lost[spec] = f"{which}, has not run here: {loaded.ASK}"
                 continue
             if line := loaded.remember(strange):
                 say(line)
@@ -314,11 +313,9 @@ def look_for(
         elif there:
             lost[spec] = odd[there[0]]
         elif not force:
-            lost[spec] = (
-                f"'{file}', where the run found {spec}, is not there; expected the file of then "
-                f"(SHA-256 {about['sha256'][:12]}…) in the working directory or in code/ of the run folder; "
-                f"{elsewhere_too}"
-            )
+            then = f"expected the file of then (SHA-256 {about['sha256'][:12]}…)"
+            instead = f"{then} in the working directory or in code/ of the run folder; {elsewhere_too}"
+            lost[spec] = changed(spec, about, instead)
     look_first(found, run, may)
     return lost
 

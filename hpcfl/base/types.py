@@ -17,5 +17,8 @@ Shape = tuple[int, ...]
 State = dict[str, Tensor]
 """Named tensors: the server's shared state, or a chunk's personal state with a leading client axis."""
 
+Precision = Literal["single", "double"]
+"""Of parameters, samples and messages: float32, or float64."""
+
 Computing = Literal["fused", "vmapped", "looped"]
 """How the clients of a chunk are computed: together by hand or by `torch.func.vmap`, or one after the other."""

@@ -27,7 +27,6 @@ from hpcfl.base.types import Floats, Ints, State
 from hpcfl.commands.show import digest
 from hpcfl.config import Config
 from hpcfl.data import ClientData, Federation, Header
-from hpcfl.data.base import Scale
 from hpcfl.data.formats import hdf5_file
 from hpcfl.data.hdf5 import Hdf5, Hdf5Federation
 from hpcfl.data.pooled import BLACK, Pooled
@@ -63,11 +62,11 @@ class Newcomers(Federation):
 
 @dataclass(frozen=True)
 class NewcomersFile:
-    """A file of newcomers that suits a run; `ids` are in their natural order, `scale` is that of its features."""
+    """A file of newcomers that suits a run, as a `source`; `ids` are in their natural order."""
 
     path: Path
     ids: list[str]
-    scale: Scale | None
+    source: Hdf5
 
     @classmethod
     def judged(cls, path: Path, config: Config, header: Header) -> NewcomersFile:
@@ -78,8 +77,9 @@ class NewcomersFile:
         """
         contents = hdf5_file.survey(path)
         scale = config.data.scale if isinstance(config.data, Hdf5) else None
-        file = cls(path, [part.group.split("/")[1] for part in contents.train], scale)
-        file.source.check(len(file.ids), None)
+        source = Hdf5(file=str(path), scale=scale)
+        file = cls(path, [part.group.split("/")[1] for part in contents.train], source)
+        source.check(len(file.ids), None)
         parts = [part for pair in zip(contents.train, contents.test) for part in pair]
         if parts[0].real != header.targets:
             now, then = ("real targets", "classes") if parts[0].real else ("classes", "real targets")
@@ -104,10 +104,6 @@ class NewcomersFile:
             except UsageError as error:
                 raise UsageError(f"{where}: {error}") from None
         return file
-
-    @property
-    def source(self) -> Hdf5:
-        return Hdf5(file=str(self.path), scale=self.scale)
 
     def federate(self, config: Config, header: Header) -> Newcomers:
         own = self.source.federate(len(self.ids), config.seed, None)

@@ -23,6 +23,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from hpcfl.base.errors import count_of
 from hpcfl.base.lazy import MPI, torch
 from hpcfl.launch.failure import raise_together
 from hpcfl.launch.run import told, versions
@@ -146,12 +147,13 @@ def _crowded(facts: Facts) -> Iterator[str]:
     ]
     if too_many:
         host = too_many[0]
-        threads = f"{sum(told[host])} threads with {_cores(facts.cores(host))}"
+        threads = f"{sum(told[host])} threads with {count_of(facts.cores(host), 'core')}"
         yield f"{_ranks_on(facts, too_many)}: {threads}; export {THREADS}={facts.fit(host)}"
     if over := [host for host, here in by_host.items() if len(here) > facts.cores(host)]:
         cores = facts.cores(over[0])
+        crowd = f"{_ranks_on(facts, over)} with {count_of(cores, 'core')}"
         cost = "waiting ranks sleep and cost little, computing ones slow each other"
-        yield f"{_ranks_on(facts, over)} with {_cores(cores)}: {cost}; for timings start at most {cores} there"
+        yield f"{crowd}: {cost}; for timings start at most {cores} there"
     for host, here in by_host.items() if facts.launcher == OPENMPI else ():  # it binds two ranks to one core each
         if all(len(rank.cores) == 1 for rank in here) and here[0].host_cores > len(here):
             bound = f"{_ranks_on(facts, [host])}: each is bound to one of its {here[0].host_cores} cores"
@@ -161,12 +163,8 @@ def _crowded(facts: Facts) -> Iterator[str]:
 
 def _ranks_on(facts: Facts, hosts: Sequence[str]) -> str:
     """How many ranks are on the first of these hosts, and how many hosts are alike."""
-    count, more = len(facts.on(hosts[0])), f" and {len(hosts) - 1} more" if len(hosts) > 1 else ""
-    return f"{count} rank{'s' * (count != 1)} on host {hosts[0]}{more}"
-
-
-def _cores(count: int) -> str:
-    return f"{count} core{'s' * (count != 1)}"
+    more = f" and {len(hosts) - 1} more" if len(hosts) > 1 else ""
+    return f"{count_of(len(facts.on(hosts[0])), 'rank')} on host {hosts[0]}{more}"
 
 
 SETTINGS = ("OMP_NUM_THREADS", "MPIR_CVAR_ASYNC_PROGRESS", "MPI4PY_LIBMPI", "CUDA_VISIBLE_DEVICES")
@@ -237,7 +235,7 @@ def as_object(facts: Facts) -> dict[str, Any]:
 
 def report(facts: Facts) -> list[str]:
     """The lines to print: what was found, then what is wrong with it."""
-    hosts, ranks = facts.hosts(), len(facts.ranks)
+    hosts = facts.hosts()
     per_host = _span(sorted({len(members) for members in hosts.values()}))
     dead = "ULFM: a run goes on without a dead rank" if facts.ulfm else "no ULFM: a dead rank ends the job"
     aware = {True: "yes", False: "no", None: "unknown"}[facts.cuda] if facts.standard else "not started"
@@ -251,7 +249,7 @@ def report(facts: Facts) -> list[str]:
         waiting += f" · Ibcast of 8 bytes {small:.3f} ms, of 1 MB {large:.3f} ms (slowest rank)"
     rows = [
         ("MPI", mpi),
-        ("world", f"{ranks} rank{'s' * (ranks > 1)} on {len(hosts)} host{'s' * (len(hosts) > 1)}, {per_host} per host"),
+        ("world", f"{count_of(len(facts.ranks), 'rank')} on {count_of(len(hosts), 'host')}, {per_host} per host"),
         *((f"host {host}", _host(facts, members)) for host, members in hosts.items()),
         ("waiting", waiting),
         ("faults", dead if facts.ulfm or facts.standard else "MPI not started"),

@@ -168,17 +168,11 @@ def _part(section: str, choice: str, cls: type[ConfigBase]) -> Part:
     text = " ".join(inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].split())  # not what its base is
     properties = cls.model_json_schema()["properties"]
     elsewhere = sections(Config) if cls is Config else ()
-    texts = field_texts(cls)
-    keys = [
-        Key(
-            key,
-            "required" if field.is_required() else toml(field.get_default(call_default_factory=True)),
-            _joined(_values(properties[key])),
-            texts[key],
-        )
-        for key, field in cls.model_fields.items()
-        if not _picks(key, field) and key not in elsewhere
-    ]
+    texts, keys = field_texts(cls), list[Key]()
+    for key, field in cls.model_fields.items():
+        if not _picks(key, field) and key not in elsewhere:
+            default = "required" if field.is_required() else toml(field.get_default(call_default_factory=True))
+            keys.append(Key(key, default, _joined(_values(properties[key])), texts[key]))
     return Part(section, choice, text, keys)
 
 

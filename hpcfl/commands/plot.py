@@ -95,18 +95,16 @@ def lines(
         if key.startswith("data."):
             where = (f"{value} in {listed([str(run.folder) for run in alike], 4)}" for value, alike in values.items())
             raise UsageError(f"{key} differs: {'; '.join(where)}; expected runs on one data set, or --any-data")
-    data = {str(run.folder): store.open_run(run.folder) for run in runs}
-    known = [run for run in runs if has_any(data[str(run.folder)], metric)]
+    data = {run.folder: store.open_run(run.folder) for run in runs}
+    known = [run for run in runs if has_any(data[run.folder], metric)]
     there = sorted({name for each in data.values() for name in run_table.recorded_metrics(each) if has_any(each, name)})
     if not known and there:
         raise UsageError(f"--metric: the runs recorded no '{metric}': expected one of {', '.join(there)}")
-    what, scored = run_table.scores(
-        {str(run.folder): data[str(run.folder)] for run in known}, clients, any_data, metric
-    )
+    what, scored = run_table.scores({run.folder: data[run.folder] for run in known}, clients, any_data, metric)
     found = run_table.groups(known)
     drawn = []
     for group in found:
-        seeds = [scored[str(run.folder)] for run in group.runs]
+        seeds = [scored[run.folder] for run in group.runs]
         drawn.append(Line(group.label, len(seeds), over_rounds(seeds), run_table.over_time(seeds)))
         ends = {int(scores["round"][-1]) + 1 for scores in seeds}
         if len(ends) > 1:

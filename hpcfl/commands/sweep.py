@@ -28,7 +28,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column
 
 from hpcfl import store
-from hpcfl.base.errors import RunError, Stopped, UsageError, refusal
+from hpcfl.base.errors import RunError, Stopped, UsageError, count_of, refusal
 from hpcfl.base.terminal import plain, raw, say
 from hpcfl.commands.verify import findings
 from hpcfl.config import load
@@ -323,7 +323,7 @@ class Board:
         tally = {word: self.counts[word] for word in ("done", "skipped", "failed")}
         tally |= {word: count for word, count in rare.items() if count}
         said = ", ".join(f"{count} {word}" for word, count in tally.items())
-        print(f"{self.runs} run{'s' * (self.runs != 1)}: {said}", flush=True)
+        print(f"{count_of(self.runs, 'run')}: {said}", flush=True)
 
 
 @contextlib.contextmanager

@@ -330,8 +330,7 @@ class Config(ConfigBase):
         method = algorithm or self.algorithm
         if self._splits_last and method.splits_last:
             method = with_last_step(method)
-        if self.weighting.correct != "none":
-            method = with_correction(method, self.weighting, self.rules.taking_part(self.clients))
+        method = with_correction(method, self.weighting, self.rules.taking_part(self.clients))
         return with_server_optimizer(with_buffers(method, task), task, self.server)
 
     def text(self) -> str:

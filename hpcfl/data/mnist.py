@@ -33,7 +33,7 @@ class Mnist(Pooled):
 
     def load(self, seed: int, data_dir: Path | None) -> Pool:
         home = folder(self.name, data_dir, "mnist")
-        (images, labels), (tests, test_labels) = (read_pair(home, part, SIDE, 10) for part in ("train", "t10k"))
+        (images, labels), (tests, test_labels) = (read_pair(home, part, 10) for part in ("train", "t10k"))
         return Pool(images[:, None], labels, tests[:, None], test_labels, PEAK, 10)
 
 
@@ -66,7 +66,7 @@ class Emnist(Pooled):
     def _read(self, home: Path, part: str) -> tuple[Pixels, Ints]:
         """Return a part's images, upright as MNIST's, of the first classes."""
         most, first = CLASSES[self.split], 1 if self.split == "letters" else 0
-        images, labels = read_pair(home, f"emnist-{self.split}-{part}", SIDE, most, first)
+        images, labels = read_pair(home, f"emnist-{self.split}-{part}", most, first)
         kept = slice(None) if self.first_classes is None else labels < self.first_classes
         # the files hold columns before rows
         return np.ascontiguousarray(images[kept].transpose(0, 2, 1))[:, None], labels[kept]
@@ -78,8 +78,8 @@ def _coloured(images: Pixels) -> Pixels:
     return np.repeat(np.pad(images, ((0, 0), (0, 0), (edge, edge), (edge, edge))), 3, axis=1)
 
 
-def read_pair(folder: Path, part: str, side: int, classes: int, first: int = 0) -> tuple[NDArray[np.uint8], Ints]:
-    """Return images uint8 ``[n, side, side]`` and labels int64 ``[n]`` of a part, such as "train" or "t10k".
+def read_pair(folder: Path, part: str, classes: int, first: int = 0) -> tuple[NDArray[np.uint8], Ints]:
+    """Return images uint8 ``[n, 28, 28]`` and labels int64 ``[n]`` of a part, such as "train" or "t10k".
 
     Labels are counted from 0; in the file they count from `first`. UsageError if a file is not sound, or if they do
     not fit together.
@@ -94,8 +94,8 @@ def read_pair(folder: Path, part: str, side: int, classes: int, first: int = 0) 
     pixels, labels = read_idx(image_file, 3), read_idx(label_file, 1)
     if len(labels) != len(pixels):
         raise UsageError(f"{label_file}: {len(labels)} labels, but {image_file.name} holds {len(pixels)} images")
-    if pixels.shape[1:] != (side, side):
-        raise UsageError(f"{image_file}: {pixels.shape[1]} x {pixels.shape[2]} pixels, expected {side} x {side}")
+    if pixels.shape[1:] != (SIDE, SIDE):
+        raise UsageError(f"{image_file}: {pixels.shape[1]} x {pixels.shape[2]} pixels, expected {SIDE} x {SIDE}")
     check_labels(str(label_file), labels, first, classes)
     return pixels, labels.astype(np.int64) - first
 

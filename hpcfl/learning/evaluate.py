@@ -31,9 +31,8 @@ def client_sums(task: Task, params: State, clients: Ints) -> Tensor:
     if not all(each.ours for each in (task.loss, *task.metrics.values())):  # they may compare samples with one another
         found = list(found)
         if len(found) > 1:
-            outputs, y, valid = (
-                torch.cat(part, 1) for part in zip(*((out, each.y, each.valid) for out, each in found))
-            )
+            parts = zip(*((out, each.y, each.valid) for out, each in found))
+            outputs, y, valid = (torch.cat(part, 1) for part in parts)
             found = [(outputs, Padded(y[:, :0], y, valid, valid.sum(1).tolist()))]
     for outputs, batch in found:
         sums += _scores(task, outputs, *batch[1:])

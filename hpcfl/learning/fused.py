@@ -71,6 +71,10 @@ class Unit(NamedTuple):
     place: int = 0
 
 
+Notes = list[tuple[Unit, Tensor, Tensor]]
+"""Of each unit what it was given, and what it gave or multiplied by."""
+
+
 @dataclass(frozen=True)
 class Product:
     """A weight's gradient ``Dᵀ X`` that is not formed yet, D being ``[c, B, o]`` and X ``[c, B, i]``."""
@@ -137,7 +141,7 @@ class Fused:
         Each layer comes with its number l, of the first ``rows[l]`` clients (None: of all), before anything is computed
         for the next one. So the parameters may change once all layers are there.
         """
-        tape: list[tuple[Unit, Tensor, Tensor]] = []
+        tape: Notes = []
         x = batch.x
         for unit in self.units:
             given = x
@@ -197,11 +201,7 @@ def _classes(count: int, device: torch.device) -> Tensor:
 
 
 def _backward(
-    tape: list[tuple[Unit, Tensor, Tensor]],
-    d: Tensor,
-    params: State,
-    names: Collection[str],
-    rows: Sequence[int] | None,
+    tape: Notes, d: Tensor, params: State, names: Collection[str], rows: Sequence[int] | None
 ) -> Iterator[tuple[int, Gradients]]:
     lowest = next(unit.layer for unit, _, _ in tape if any(name in names for name in unit.names.values()))
     for unit, given, got in reversed(tape):

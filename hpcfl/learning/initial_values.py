@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import h5py
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hpcfl.base.errors import UsageError, did_you_mean
 from hpcfl.base.lazy import torch
-from hpcfl.base.types import Shape, State
+from hpcfl.base.types import Precision, Shape, State
 from hpcfl.data import Federation
 from hpcfl.data.formats.hdf5_file import dataset, opened
 
@@ -34,7 +34,7 @@ class InitialFile:
         precision, if a group is not that of a client.
     """
 
-    def __init__(self, path: Path, clients: int, precision: Literal["single", "double"]) -> None:
+    def __init__(self, path: Path, clients: int, precision: Precision) -> None:
         self.path, self.dtype = path, np.dtype(np.float64 if precision == "double" else np.float32)
         with opened(path) as file:
             self.shared = {name: self._values(file, name) for name in file if name != OWN}
@@ -102,7 +102,7 @@ class Start:
         drawn: dict[Shape, State],
         federation: Federation,
         file: str | None,
-        precision: Literal["single", "double"],
+        precision: Precision,
         members: int | None,
     ) -> None:
         self.drawn, self._shapes = drawn, federation.shapes

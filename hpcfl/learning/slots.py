@@ -30,6 +30,8 @@ Train = Callable[[Task, State, State, State, Visits], Tensor]
 """What `LocalTraining.train` is."""
 Steps = Callable[[State, Sequence[Tensor], Visits], list[Tensor]]
 """From the shared state, the visits' own and the visits to each one's mean objective, and their own state then."""
+Taken = Callable[[Sequence[Tensor]], list[Tensor]]
+"""The same of one filling's own tensors, whatever the visits."""
 MOST = 16  # graphs: each keeps the tensors that it works on
 
 
@@ -155,14 +157,7 @@ class Slots:
             self._first = recorded, visits
         return _copied(recorded.replayed(given, drawn))
 
-    def _record(
-        self,
-        kind: Hashable,
-        taken: Callable[[Sequence[Tensor]], list[Tensor]],
-        task: Task,
-        given: list[Tensor],
-        visits: Visits,
-    ) -> list[Tensor]:
+    def _record(self, kind: Hashable, taken: Taken, task: Task, given: list[Tensor], visits: Visits) -> list[Tensor]:
         """Take a filling's steps, and record them."""
         device, before = backend(task.device), task.oracle_calls.copy()
         inputs = _copied(given)

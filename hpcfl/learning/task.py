@@ -21,7 +21,7 @@ from hpcfl.base.device_copy import on_device
 from hpcfl.base.errors import UsageError
 from hpcfl.base.lazy import Tensor, no_grad, torch
 from hpcfl.base.rng import StepKey
-from hpcfl.base.types import Computing, Floats, Ints, State
+from hpcfl.base.types import Computing, Floats, Ints, Precision, State
 from hpcfl.data import Federation
 from hpcfl.learning import build, fused
 from hpcfl.learning.batches import Batch, Batches, Feeds, Visits
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 TEST_BATCH = 1000  # rows per forward pass outside training
 DEFAULT = TaskConfig()
 SERVER = -1  # stands for the server among client ids: the last place
-Precision = Literal["single", "double"]
 Objective = Callable[[State, Batch], Tensor]
 """What is minimised: from parameters ``{name: [c, …]}`` and a batch to each client's value, ``[c]``."""
 OfOne = Callable[[State, "ClientBatch", State, State], Tensor]
@@ -419,9 +418,8 @@ class Task(Held):
         upper.layers, upper._samples = self.layers[first:], {}
         upper.fused = self.fused and self.fused.above(first)
         held = [self.samples(client) for client in visits.clients]
-        rows = [
-            {name: params[name][row : row + 1] for layer in below for name in layer.tensors} for row in range(len(held))
-        ]
+        lower = [name for layer in below for name in layer.tensors]
+        rows = ({name: params[name][row : row + 1] for name in lower} for row in range(len(held)))
         fixed = [self.outputs(own, samples.x, last=first) for own, samples in zip(rows, held)]
         pool = torch.cat(fixed), torch.cat([samples.y for samples in held])
         start = 0

@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field, create_model
 
 from hpcfl.base.errors import UsageError
 from hpcfl.base.lazy import torch
-from hpcfl.base.plugins import callable_of, outside, reason
+from hpcfl.base.plugins import callable_of, reason
 from hpcfl.base.types import Shape
 from hpcfl.models.base import Model, ModuleModel
 
@@ -31,7 +31,7 @@ class Foreign(ModuleModel):
     """
 
     model_config = ConfigDict(protected_namespaces=())
-    _factory: ClassVar[Callable[..., Any] | None] = None
+    _factory: ClassVar[Callable[..., Any]]
     """The factory as it was when the config was judged: its file may since have been loaded anew."""
 
     def module(self, shape: Shape | tuple[Shape, ...], classes: int) -> torch.nn.Module:
@@ -40,8 +40,7 @@ class Foreign(ModuleModel):
         # a default is the factory's own object, which a config may be unable to hold
         own = {key: value for key, value in keys.items() if key not in fields or value != fields[key].default}
         try:
-            factory = type(self)._factory or outside(self.name, "model.name")
-            made = factory(shape=shape, classes=classes, **own)
+            made = type(self)._factory(shape=shape, classes=classes, **own)
         except Exception as error:
             raise UsageError(f"{where}: {reason(error)}") from error
         if not isinstance(made, torch.nn.Module):

@@ -315,8 +315,8 @@ class Curve:
 
 
 def scores(
-    runs: Mapping[str, xarray.Dataset], clients: str | None, mixed: bool, metric: str = ACCURACY
-) -> tuple[str, dict[str, xarray.DataArray]]:
+    runs: Mapping[Path, xarray.Dataset], clients: str | None, mixed: bool, metric: str = ACCURACY
+) -> tuple[str, dict[Path, xarray.DataArray]]:
     """Return what is drawn, one thing for all runs, and each run's scores [round] at its evaluated rounds.
 
     That is the metric on the global test set if each run recorded it, else the mean over the clients of that on their
@@ -329,7 +329,7 @@ def scores(
     """
     named = metric.replace("_", " ").removeprefix("test ")
     if clients:
-        chosen = dict[str, xarray.DataArray]()
+        chosen = dict[Path, xarray.DataArray]()
         for name, data in runs.items():
             known, where = data[f"client_{metric}"].dropna("client", how="all"), f"--clients {clients}: '{name}'"
             if not known.size:

@@ -138,9 +138,8 @@ class FedLrgd(Algorithm):
     def init_server(self, task: Task) -> State:
         theta, r = flat(task.initial()), self.rank
         drawn = keyed(task.seed, "points").standard_normal((r, len(theta)))
-        state = task.initial() | {
-            POINTS: theta + self.scale * on_device(torch.from_numpy(drawn).to(theta.dtype), theta.device)
-        }
+        points = theta + self.scale * on_device(torch.from_numpy(drawn).to(theta.dtype), theta.device)
+        state = task.initial() | {POINTS: points}
         if self.solve_at == "client":
             state[INVERSE] = torch.zeros(len(theta), r, r, dtype=torch.float64, device=task.device)
         return state

@@ -57,7 +57,7 @@ class Anchors:
         """Return ``Σ_c W2²(μ_c, ν̂_c)`` over the classes in the batch, ``[c]``, of embedded samples z ``[c, B, k]``."""
         points, mask = gathered(z, self.groups[batch.y], batch.valid, self.slots)
         empirical = gaussian.moments(points, mask)
-        means, factor = self._of(params[MEANS]), self._factors(params)
+        means, factor = self._laws(params)
         if self.distance == "samples":
             # mean and factor of the moments of as many samples as the mask has rows
             counts = mask.sum(-1).amax(-1).tolist()
@@ -71,7 +71,7 @@ class Anchors:
 
     def drawn(self, params: State, key: StepKey, count: int) -> Drawn:
         """Return `count` samples of each anchor that a client holds, ``Z = v + L ξ``."""
-        means, factor = self._of(params[MEANS]), self._factors(params)
+        means, factor = self._laws(params)
         noise = self._noise(key, [count] * len(self.slots)).to(means.dtype)
         points = means.unsqueeze(2) + _times(noise, factor)
         labels = self.slots.clamp(min=0).unsqueeze(2).expand(noise.shape[:3])
@@ -91,11 +91,10 @@ class Anchors:
     def _ddof(self) -> int:
         return int(self.distance == "samples")
 
-    def _of(self, values: Tensor) -> Tensor:
-        return values[torch.arange(len(self.slots), device=values.device)[:, None], self.slots.clamp(min=0)]
-
-    def _factors(self, params: State) -> Tensor | float:
-        return self._of(params[FACTORS]) if FACTORS in params else self.deviation
+    def _laws(self, params: State) -> tuple[Tensor, Tensor | float]:
+        """Return the mean and the factor of each slot's anchor, ``[c, h, k]`` and ``[c, h, k, k]``, or σ."""
+        places = torch.arange(len(self.slots), device=self.slots.device)[:, None], self.slots.clamp(min=0)
+        return params[MEANS][places], params[FACTORS][places] if FACTORS in params else self.deviation
 
     def _noise(self, key: StepKey, counts: list[int], purpose: str = "draws of anchors") -> Tensor:
         """Return standard normal numbers ``[c, h, n, k]``, a function of seed, round, client and step.

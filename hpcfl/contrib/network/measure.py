@@ -25,7 +25,7 @@ import numpy as np
 from pydantic import Field, TypeAdapter
 from rich.table import Table
 
-from hpcfl.base.errors import UsageError, cut
+from hpcfl.base.errors import UsageError, count_of, cut
 from hpcfl.base.lazy import MPI, torch
 from hpcfl.contrib.network.model import Costs, Known, Link, Rates, levels, look_seconds
 from hpcfl.data.formats.files import reading
@@ -336,8 +336,8 @@ def _middle(rates: Sequence[Rates]) -> Rates:
 
 def table(network: Network) -> Any:
     """Return it as a table of `rich`."""
-    costs, clients, hosts = network.costs, network.ranks - 1, len(network.hosts)
-    title = f"{network.mpi} · {network.ranks} ranks on {hosts} host{'s' * (hosts > 1)} · {network.date}"
+    costs, clients = network.costs, network.ranks - 1
+    title = f"{network.mpi} · {network.ranks} ranks on {count_of(len(network.hosts), 'host')} · {network.date}"
     places = {"within the server's host": costs.within, "between hosts": costs.between}
     links = {place: link for place, link in places.items() if link is not None}
     found = Table("", *links, title=title, title_justify="left")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hpcfl.base.errors import UsageError, refusal
+from hpcfl.base.errors import UsageError, count_of, refusal
 from hpcfl.base.types import Ints
 from hpcfl.config import Config
 from hpcfl.contrib.network.measure import Network, read
@@ -67,8 +67,8 @@ def facts(job: Job, like: Like) -> Iterator[tuple[str, str]]:
     """Yield, line by line, what the messages of a round would cost in each layout, and which one to choose."""
     network, rules = like.network, job.config.rules
     hosts, measured = like.hosts[-1] + 1, len(network.hosts)
-    there = f"{network.mpi}, measured {network.date} on {_count(network.ranks, 'rank')}, {_count(measured, 'host')}"
-    yield "like", f"{there}; for {_count(like.ranks, 'rank')}, {_count(hosts, 'host')} of {like.per_host}"
+    there = f"{network.mpi}, measured {network.date} on {count_of(network.ranks, 'rank')}, {count_of(measured, 'host')}"
+    yield "like", f"{there}; for {count_of(like.ranks, 'rank')}, {count_of(hosts, 'host')} of {like.per_host}"
     if network.load > BUSY:
         text = f"load {network.load:.1f} per core when it was measured, so figures tell of other work too"
         yield "warning", f"busy: {text}"
@@ -78,7 +78,7 @@ def facts(job: Job, like: Like) -> Iterator[tuple[str, str]]:
     cohort, names = job.planner.attempt(0).cohort, [str(host) for host in like.hosts]
     alone = loaded(job, lane_topologies(1, names, job.chunks), cohort)
     each = f"{alone.state} bytes down and {alone.frame} up for each lane and turn"
-    yield "a round", f"{_count(len(cohort), 'visit')}, {each}, computing left out; no two parts overlap"
+    yield "a round", f"{count_of(len(cohort), 'visit')}, {each}, computing left out; no two parts overlap"
     predicted: list[tuple[Layout, Prediction]] = []
     leaders = [Layout(TWO_LEVEL, 1, 0, hosts, 1)] if hosts > 1 else []
     for layout in layouts(like.ranks, like.per_host, network.mpi) + leaders:
@@ -155,7 +155,3 @@ def _choice(job: Job, predicted: Sequence[tuple[Layout, Prediction]]) -> Iterato
 def _told(prediction: Prediction) -> str:
     parts = ", ".join(f"{name} {seconds:.3g}" for name, seconds in prediction.parts.items())
     return f"{prediction.total:.3g} s: {parts}; most: {prediction.bottleneck}"
-
-
-def _count(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"

@@ -144,10 +144,7 @@ class Whole:
 
     def begin(self, clients: Iterable[int], state: State) -> None:
         """Let the clients' next steps begin with buffers ``{name: [c, …]}``; others begin as they were made."""
-        self._running = {
-            int(client): {name: state[name][row] if name in state else first for name, first in self.buffers.items()}
-            for row, client in enumerate(clients)
-        }
+        self._running = {int(client): self._begun(state, row, None) for row, client in enumerate(clients)}
 
     def now(self, clients: Iterable[int]) -> State:
         """Return the clients' buffers as their steps have left them, ``{name: [c, …]}``."""

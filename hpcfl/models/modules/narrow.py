@@ -53,9 +53,7 @@ def divided(layers: Sequence[Layer] | Sequence[Whole]) -> set[str]:
     return {name for _, names in pairs for name in names.values()}.difference(layers[-1].groups[-1])
 
 
-def _modules(
-    layers: Sequence[Layer] | Sequence[Whole],
-) -> Iterator[tuple[Layer | Whole, nn.Module, dict[str, str]]]:
+def _modules(layers: Sequence[Layer] | Sequence[Whole]) -> Iterator[tuple[Layer | Whole, nn.Module, dict[str, str]]]:
     """Yield each module, the layer that it is in, and full names of its tensors by its own."""
     for layer in layers:
         pairs = list(zip(layer.modules, layer.names)) if isinstance(layer, Layer) else layer.chain()
