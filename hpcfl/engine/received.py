@@ -119,8 +119,7 @@ class ReceivedSums(Sums):
         number = self._group[name]
         weights = [one.formats[number].part_weights(one.frames[number], name) for one in self._with(number)]
         begun = self.early.weights(name) if self.early else np.zeros(len(self._block(name).held))
-        total: Floats = sum(weights, start=begun)
-        return total
+        return sum(weights, start=begun)
 
     def total(self, name: str) -> Tensor:
         with self.phases.phase("reduction"):

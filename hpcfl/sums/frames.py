@@ -159,8 +159,7 @@ class FrameFormat(HeadFormat):
 
     def bins(self, frame: Frame, name: str) -> Floats:
         """Return the bins of a block's sum, float64 [bins, n]."""
-        bins: Floats = self.value(frame, name).numpy().reshape(self.blocks[name].bins, self.blocks[name].size)
-        return bins
+        return self.value(frame, name).numpy().reshape(self.blocks[name].bins, self.blocks[name].size)
 
     def sum(self, frame: Frame, name: str) -> ExactSum | None:
         """Return a block's sum, where values are such; None where there is nothing."""

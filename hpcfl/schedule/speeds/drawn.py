@@ -116,12 +116,10 @@ class Groups(Memoryless):
         """Return every client's group, drawn once per run, int64 [clients]."""
         ends = np.rint(np.cumsum(self.shares_of) * clients)
         place = keyed(seed, "group").permutation(clients)
-        number: Ints = np.minimum(np.searchsorted(ends, place, side="right"), len(self.means_of) - 1)
-        return number
+        return np.minimum(np.searchsorted(ends, place, side="right"), len(self.means_of) - 1)
 
     def means(self, seed: int, clients: int) -> Floats:
-        means: Floats = np.array(self.means_of)[self.group(seed, clients)]
-        return means
+        return np.array(self.means_of)[self.group(seed, clients)]
 
 
 class Uniform(Speed):
@@ -136,8 +134,7 @@ class Uniform(Speed):
 
     def seconds(self, attempt: Attempt) -> Floats:
         rng = keyed(attempt.seed, "time", attempt.round, step=attempt.number)
-        drawn: Floats = rng.uniform(0.0, self.longest, attempt.clients)[attempt.cohort]
-        return drawn
+        return rng.uniform(0.0, self.longest, attempt.clients)[attempt.cohort]
 
     def arrival(self, attempt: Attempt) -> Floats:
         """Return ``min(1, closes_after / (longest · work_fraction))``, float64 [n, L]."""
