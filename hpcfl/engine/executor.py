@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from hpcfl.algorithms.base import Client
 from hpcfl.base.blame import blaming
 from hpcfl.base.device_copy import on_device
 from hpcfl.base.lazy import torch
@@ -29,9 +30,6 @@ from hpcfl.mpi.placement import Chunk, Turn
 from hpcfl.mpi.transport import Personal
 from hpcfl.schedule.plan import Attempt, Plan
 from hpcfl.sums.frames import StagedFrame, Staging, VisitFormats
-
-if TYPE_CHECKING:
-    from hpcfl.algorithms.base import Client
 
 DEPTH_BITS = 16
 SPARE_SECONDS, SPARE_SHARE = 0.02, 0.05

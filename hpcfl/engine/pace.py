@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from math import isfinite
 from threading import Event
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hpcfl.base.device_copy import on_host
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.types import Ints
 from hpcfl.engine.job import Job
 from hpcfl.sums.exact import BinnedSum
@@ -21,10 +20,6 @@ from hpcfl.sums.frames import REJECTED, SENT, FrameFormat, StagedFrame, Staging,
 from hpcfl.sums.guard import NO_GROUP, norms
 from hpcfl.sums.message import Message
 from hpcfl.sums.on_device import weighted_sum
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 Put = Callable[[StagedFrame], None]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.types import Floats, Ints
 from hpcfl.engine.iterated import blank, keep
 from hpcfl.engine.profile import Phases
@@ -18,9 +18,6 @@ from hpcfl.sums.frames import REJECTED, Frame
 from hpcfl.sums.guard import NO_GROUP, Rejection
 from hpcfl.sums.message import Block, ExactSums, Fill, Layout, Message, Sums
 from hpcfl.sums.packing import SPARE
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Received:

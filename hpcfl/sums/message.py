@@ -28,7 +28,7 @@ from hpcfl.sums.exact import PIECE, RANGE, ROOM, BinnedSum, ExactSum, FixedSum, 
 from hpcfl.sums.on_device import DeviceSums
 from hpcfl.sums.packing import POOL, SPARE, Packing
 
-Message = Mapping[str, tuple["Tensor", "Tensor"]]
+Message = Mapping[str, tuple[Tensor, Tensor]]
 """What a client generator yields: ``{block: (value [k, …], weight [k])}`` for the first k rows of its chunk."""
 
 NOTHING: Mapping[str, Floats] = MappingProxyType({})
