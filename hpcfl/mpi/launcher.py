@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 
 from hpcfl.base.errors import ErrorOnOtherRank, RunError, UsageError
 from hpcfl.mpi.devices import bind
-from hpcfl.mpi.waiting import names
+from hpcfl.mpi.waiting import texts
 
 Environ = Mapping[str, str]
 
@@ -328,7 +328,7 @@ def local(comm: Any) -> int:
     """
     if comm is None:
         return 0
-    hosts, rank = names(comm, socket.gethostname()), comm.Get_rank()
+    hosts, rank = texts(comm, socket.gethostname()), comm.Get_rank()
     return hosts[:rank].count(hosts[rank])
 
 
