@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import numpy as np
 
@@ -72,15 +73,16 @@ class Collective(Transport):
 
     def _tell(self, buffers: Sequence[Bytes | Floats]) -> None:
         """Give every rank the server's, in the place of its own."""
-        wait([self.comm.Ibcast(piece, root=0) for buffer in buffers for piece in in_pieces(buffer)], self.rest)
-        self._count(sum(buffer.nbytes for buffer in buffers), up=False)
+        self._carry(buffers, lambda piece: self.comm.Ibcast(piece, root=0), down=True)
 
     def _sum(self, buffers: Sequence[Floats | Ints]) -> None:
         """Sum each buffer over ranks, for the server, in its place."""
-        pieces = [piece for buffer in buffers for piece in in_pieces(buffer)]
-        ends = [(MPI.IN_PLACE, piece) if self.serves else (piece, None) for piece in pieces]
-        wait([self.comm.Ireduce(send, receive, MPI.SUM, root=0) for send, receive in ends], self.rest)
-        self._count(sum(buffer.nbytes for buffer in buffers), up=True)
+
+        def begin(piece: Any) -> MPI.Request:
+            send, receive = (MPI.IN_PLACE, piece) if self.serves else (piece, None)
+            return self.comm.Ireduce(send, receive, MPI.SUM, root=0)
+
+        self._carry(buffers, begin, up=True)
 
     def share(self, sums: ExactSums) -> ExactSums:
         """Sum each group of blocks over ranks, and tell everybody.
@@ -94,10 +96,7 @@ class Collective(Transport):
             return sums
 
     def _share(self, buffers: Sequence[Floats | Ints]) -> None:
-        pieces = [piece for buffer in buffers for piece in in_pieces(buffer)]
-        wait([self.comm.Iallreduce(MPI.IN_PLACE, piece, MPI.SUM) for piece in pieces], self.rest)
-        for up in (True, False):
-            self._count(sum(buffer.nbytes for buffer in buffers), up)
+        self._carry(buffers, lambda piece: self.comm.Iallreduce(MPI.IN_PLACE, piece, MPI.SUM), up=True, down=True)
 
     def reduce(self, values: Floats) -> Floats:
         """Sum over ranks; exact where each element is non-zero on one rank only, or a whole number."""
@@ -141,9 +140,11 @@ class Collective(Transport):
         self.comm.Free()
         return stopped or ended(*word.tolist())
 
-    def _count(self, nbytes: int, up: bool) -> None:
-        nbytes *= self.size > 1
-        if up == self.serves:
-            self.received += nbytes
-        else:
-            self.sent += nbytes
+    def _carry(
+        self, buffers: Sequence[Any], begin: Callable[[Any], MPI.Request], up: bool = False, down: bool = False
+    ) -> None:
+        """Complete what `begin` begins of each piece of the buffers, and count their bytes each way that they go."""
+        wait([begin(piece) for buffer in buffers for piece in in_pieces(buffer)], self.rest)
+        nbytes = sum(buffer.nbytes for buffer in buffers) * (self.size > 1)
+        self.received += nbytes * (up if self.serves else down)
+        self.sent += nbytes * (down if self.serves else up)
