@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
-from threading import Event
 from typing import Any
 
 import numpy as np
@@ -141,7 +140,7 @@ class Executor:
         """Do one step for nothing, see `Task.warm_up`."""
         cohort = np.sort(self.chunks[0].clients)
         plan = self.job.planner.plan(self.job.planner.attempt(0, cohort=cohort))
-        self.job.task.warm_up(self.job.visits(plan, np.arange(len(cohort)), Event()))
+        self.job.task.warm_up(self.job.visits(plan, np.arange(len(cohort)), threading.Event()))
 
     def placed(self, state: State) -> State:
         """Return a state on the device that computes."""
@@ -154,7 +153,7 @@ class Executor:
         turns: Sequence[Turn],
         formats: VisitFormats,
         local_rank: int,
-        over: Event,
+        over: threading.Event,
         put: Put,
         begun: float | None = None,
     ) -> None:

@@ -15,7 +15,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
-from hpcfl import config as configs
 from hpcfl import store
 from hpcfl.base import plugins
 from hpcfl.base.blame import blaming
@@ -25,7 +24,7 @@ from hpcfl.base.loaded import renew
 from hpcfl.base.memory import prefer_large_pages
 from hpcfl.base.terminal import say
 from hpcfl.base.types import Computing
-from hpcfl.config import Config
+from hpcfl.config import Config, from_text
 from hpcfl.data.absent import about_samples
 from hpcfl.engine import stopping
 from hpcfl.engine.checkpointing import Saver, begin, mark_of, see_one_folder, write_part
@@ -104,7 +103,7 @@ def carry_out(request: RunRequest, comm: Any) -> None:
     """Put the job together on every rank, then run it; `Stopped` if it was asked to stop."""
     plugins.look_first(request.places, request.folder, request.only)
     renew()
-    config = raise_together(comm, lambda: configs.from_text(request.config))
+    config = raise_together(comm, lambda: from_text(request.config))
     rank = 0 if comm is None else comm.Get_rank()
     if rank == 0:
         (request.folder / ERROR_FILE).unlink(missing_ok=True)
