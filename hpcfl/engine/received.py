@@ -115,12 +115,12 @@ class ReceivedSums(Sums):
     def weights(self, name: str) -> Floats:
         number = self._group[name]
         weights = [one.formats[number].part_weights(one.frames[number], name) for one in self._with(number)]
-        begun = self.early.weights(name) if self.early else np.zeros(len(self._block(name).held))
+        begun = self.early.weights(name) if self.early else np.zeros(len(self._blocks[name].held))
         return sum(weights, start=begun)
 
     def total(self, name: str) -> Tensor:
         with self.phases.phase("reduction"):
-            block, fill = self._block(name), self.fill(name)
+            block, fill = self._blocks[name], self.fill(name)
             total = SPARE.empty(block.shape, torch.float64)
             out = total.view(-1).numpy()
             each_piece(block.size, lambda piece: fill(piece, out[piece]))
@@ -131,7 +131,7 @@ class ReceivedSums(Sums):
             return super().moved(name, value, denominator)
 
     def fill(self, name: str) -> Fill:
-        number, block = self._group[name], self._block(name)
+        number, block = self._group[name], self._blocks[name]
         counted = self._with(number)
         parts = [contribution(one, number, name) for one in counted if not one.formats[number].sums]
         sums_of = [one.formats[number].sum(one.frames[number], name) for one in counted if one.formats[number].sums]
