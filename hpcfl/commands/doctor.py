@@ -26,12 +26,12 @@ import numpy as np
 from hpcfl.base.errors import count_of
 from hpcfl.base.lazy import MPI, torch
 from hpcfl.launch.failure import raise_together
-from hpcfl.launch.run import told, versions
+from hpcfl.launch.run import versions
 from hpcfl.mpi import launcher as world
 from hpcfl.mpi.cores import Processors, host_cores, processors, shares, threads
 from hpcfl.mpi.devices import chosen, described
 from hpcfl.mpi.launcher import OPENMPI
-from hpcfl.mpi.waiting import wait
+from hpcfl.mpi.waiting import texts, wait
 
 THREADS = "OMP_NUM_THREADS"
 LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
@@ -196,7 +196,7 @@ def examine(comm: Any) -> Facts | None:
         {key: os.environ[key] for key in SETTINGS if key in os.environ},
         dict(seen.quotas),
     )
-    texts = told(comm, json.dumps(asdict(here)))
+    found = texts(comm, json.dumps(asdict(here)))
     if comm is not None and comm.Get_rank() > 0:
         return None
     wheels = []
@@ -216,7 +216,7 @@ def examine(comm: Any) -> Facts | None:
             "cuda": world.has_cuda(comm),
         }
     return Facts(
-        [Rank(**json.loads(text)) for text in texts],
+        [Rank(**json.loads(each)) for each in found],
         launcher=world.launcher(os.environ),
         wheels=wheels,
         granted=granted(os.environ),

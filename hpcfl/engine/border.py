@@ -21,7 +21,7 @@ from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.loaded import is_of_user
 from hpcfl.base.types import State
 
-Marks = list[tuple[str, "Tensor", int]]
+Marks = list[tuple[str, Tensor, int]]
 """Tensors by what they are called, and the versions that they were at."""
 
 

@@ -24,7 +24,7 @@ from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.record import SAVING, Recorder
 from hpcfl.engine.rounds import Rounds
 from hpcfl.mpi.transport import Saved, arrays, as_chunk
-from hpcfl.mpi.waiting import names
+from hpcfl.mpi.waiting import texts
 from hpcfl.schedule.doubling import Stage
 from hpcfl.schedule.planner import Flights
 from hpcfl.store.atomic import PREFIX
@@ -215,7 +215,7 @@ def see_one_folder(folder: Path, token: str, comm: Any) -> bool:
     """Return whether all ranks see the run folder that rank 0 has opened; where one does not, that is said once."""
     if comm is None:
         return True
-    seen = names(comm, str(mark_of(folder, token).exists()))
+    seen = texts(comm, str(mark_of(folder, token).exists()))
     blind = [f"rank {rank}" for rank, word in enumerate(seen) if word != str(True)]
     if blind and comm.Get_rank() == 0:
         say(f"{listed(blind)} cannot see '{folder}': personal state is sent to rank 0 for checkpoints")

@@ -14,14 +14,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hpcfl.algorithms.base import Algorithm, Client, Message, Task, Visits
+from hpcfl.algorithms.base import Client, Message, Visits
 from hpcfl.algorithms.local_sgd import LocalTraining
 from hpcfl.base.device_copy import memory_of
 from hpcfl.base.lazy import torch
 from hpcfl.base.memory import LARGEST_BYTES, last_level_cache
 from hpcfl.base.types import State
+from hpcfl.engine.border import Border
 from hpcfl.engine.hangs import Moves
-from hpcfl.engine.uneven import Sent, Work, collected, told, visited
+from hpcfl.engine.uneven import Sent, collected, told, visited
 from hpcfl.mpi.placement import Chunk
 
 CACHE_SHARE = 4  # a bundle's models take at most this part of the last-level cache, which others use too;
@@ -53,18 +54,9 @@ class Bundles:
     computed at once at all. What they send is handed over chunk by chunk, where it must be kept `apart`.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        algorithm: Algorithm,
-        kinds: Sequence[Hashable],
-        wanted: bool,
-        apart: bool = True,
-        client: Work | None = None,
-        moves: Moves | None = None,
-    ) -> None:
-        self.task, self.algorithm, self.kinds, self.moves = task, algorithm, kinds, moves or Moves()
-        self.client = client or algorithm.client
+    def __init__(self, border: Border, kinds: Sequence[Hashable], wanted: bool, apart: bool, moves: Moves) -> None:
+        task, algorithm = border.task, border.algorithm
+        self.task, self.algorithm, self.client, self.kinds, self.moves = task, algorithm, border.client, kinds, moves
         self._same: dict[tuple[int, Kind], bool] = {}  # by a chunk's number of visits, and their kind
         self._tried: set[tuple[int, Kind, int]] = set()  # where chunks of these began in a line
         self._widest: dict[Kind, int] = {}  # clients that may be computed at once on a device, where it was found out

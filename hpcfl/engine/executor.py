@@ -11,11 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
-from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from hpcfl.algorithms.base import Client
 from hpcfl.base.blame import blaming
 from hpcfl.base.device_copy import on_device
 from hpcfl.base.lazy import torch
@@ -29,9 +29,6 @@ from hpcfl.mpi.placement import Chunk, Turn
 from hpcfl.mpi.transport import Personal
 from hpcfl.schedule.plan import Attempt, Plan
 from hpcfl.sums.frames import StagedFrame, Staging, VisitFormats
-
-if TYPE_CHECKING:
-    from hpcfl.algorithms.base import Client
 
 DEPTH_BITS = 16
 SPARE_SECONDS, SPARE_SHARE = 0.02, 0.05
@@ -143,7 +140,7 @@ class Executor:
         """Do one step for nothing, see `Task.warm_up`."""
         cohort = np.sort(self.chunks[0].clients)
         plan = self.job.planner.plan(self.job.planner.attempt(0, cohort=cohort))
-        self.job.task.warm_up(self.job.visits(plan, np.arange(len(cohort)), Event()))
+        self.job.task.warm_up(self.job.visits(plan, np.arange(len(cohort)), threading.Event()))
 
     def placed(self, state: State) -> State:
         """Return a state on the device that computes."""
@@ -156,7 +153,7 @@ class Executor:
         turns: Sequence[Turn],
         formats: VisitFormats,
         local_rank: int,
-        over: Event,
+        over: threading.Event,
         put: Put,
         begun: float | None = None,
     ) -> None:

@@ -252,7 +252,7 @@ class Job:
         """What computes this rank's visits."""
         wanted, apart = self.config.batch_clients == "auto" and self.planner.whole, self.config.clock == "wall"
         of = kinds(self.algorithm, self.task)
-        return Bundles(self.task, self.algorithm, of, wanted, apart, self.border.client, self.moves)
+        return Bundles(self.border, of, wanted, apart, self.moves)
 
     def begin(self, rank: int) -> Progress:
         """Return the state before round 0, on one rank."""

@@ -8,23 +8,18 @@ from dataclasses import dataclass
 from functools import partial
 from math import isfinite
 from threading import Event
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hpcfl.base.device_copy import on_host
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.types import Ints
 from hpcfl.engine.job import Job
 from hpcfl.sums.exact import BinnedSum
 from hpcfl.sums.frames import REJECTED, SENT, FrameFormat, StagedFrame, Staging, zero_frames
-from hpcfl.sums.guard import NO_GROUP, norms
+from hpcfl.sums.guard import NO_GROUP, lengths
 from hpcfl.sums.message import Message
 from hpcfl.sums.on_device import weighted_sum
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 Put = Callable[[StagedFrame], None]
 
@@ -145,7 +140,7 @@ class LayerSender(Sender):
             self.missing.discard(name)
             if self.staging.far:
                 self.staging.measure(self.staged, name, value)
-            elif not np.isfinite(norms(value[:1])[0]):
+            elif not np.isfinite(lengths([(value[:1], 1)])[0][0]):
                 self._reject(name)
             if not self.missing:
                 self._leave()

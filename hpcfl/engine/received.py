@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.types import Floats, Ints
 from hpcfl.engine.iterated import blank, keep
 from hpcfl.engine.profile import Phases
@@ -18,9 +18,6 @@ from hpcfl.sums.frames import REJECTED, Frame
 from hpcfl.sums.guard import NO_GROUP, Rejection
 from hpcfl.sums.message import Block, ExactSums, Fill, Layout, Message, Sums
 from hpcfl.sums.packing import SPARE
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Received:
@@ -118,13 +115,12 @@ class ReceivedSums(Sums):
     def weights(self, name: str) -> Floats:
         number = self._group[name]
         weights = [one.formats[number].part_weights(one.frames[number], name) for one in self._with(number)]
-        begun = self.early.weights(name) if self.early else np.zeros(len(self._block(name).held))
-        total: Floats = sum(weights, start=begun)
-        return total
+        begun = self.early.weights(name) if self.early else np.zeros(len(self._blocks[name].held))
+        return sum(weights, start=begun)
 
     def total(self, name: str) -> Tensor:
         with self.phases.phase("reduction"):
-            block, fill = self._block(name), self.fill(name)
+            block, fill = self._blocks[name], self.fill(name)
             total = SPARE.empty(block.shape, torch.float64)
             out = total.view(-1).numpy()
             each_piece(block.size, lambda piece: fill(piece, out[piece]))
@@ -135,7 +131,7 @@ class ReceivedSums(Sums):
             return super().moved(name, value, denominator)
 
     def fill(self, name: str) -> Fill:
-        number, block = self._group[name], self._block(name)
+        number, block = self._group[name], self._blocks[name]
         counted = self._with(number)
         parts = [contribution(one, number, name) for one in counted if not one.formats[number].sums]
         sums_of = [one.formats[number].sum(one.frames[number], name) for one in counted if one.formats[number].sums]

@@ -20,9 +20,9 @@ from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.types import Ints, State
 from hpcfl.learning.batches import Uneven
 
-Work = Callable[[Task, State, State, Visits], "Client"]
+Work = Callable[[Task, State, State, Visits], Client]
 """What `Algorithm.client` is."""
-Sent = tuple[list["Message"], State]
+Sent = tuple[list[Message], State]
 """All messages of some visits, and their state afterwards."""
 
 

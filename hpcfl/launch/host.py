@@ -28,8 +28,8 @@ from hpcfl.config import Config
 from hpcfl.data import Federation
 from hpcfl.data.shared import attach, shared
 from hpcfl.launch.failure import raise_together
-from hpcfl.mpi.devices import NAME_BYTES, check_shared, chosen, described
-from hpcfl.mpi.waiting import names, tell, texts
+from hpcfl.mpi.devices import check_shared, chosen, described
+from hpcfl.mpi.waiting import tell, texts
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # cuBLAS reads it when it is first used
 FIXED = ":4096:8"  # one of the two settings with which cuBLAS promises the same bits
@@ -52,9 +52,7 @@ def placed(config: Config, comm: Any, hosts: Sequence[str]) -> tuple[str, list[s
     rank = 0 if comm is None else comm.Get_rank()
     key = "server_device" if rank == 0 and len(hosts) > 1 else "device"
     own = raise_together(comm, lambda: chosen(getattr(config, key), key, hosts[:rank].count(hosts[rank])))
-    if comm is None:
-        return own, [described(own)]
-    devices = names(comm, described(own), NAME_BYTES)
+    devices = texts(comm, described(own))
     raise_together(comm, lambda: check_shared(devices, hosts, config.ranks_per_device))
     return own, devices
 
@@ -139,7 +137,7 @@ def read_once(
         if len({*hosts}) == len(hosts):
             yield None
             return
-        text = names(comm, own)[here[0]]
+        text = texts(comm, own)[here[0]]
         federation = None
         try:
             federation = attach(text, config.data) if text else None

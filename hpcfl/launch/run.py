@@ -15,7 +15,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
-from hpcfl import config as configs
 from hpcfl import store
 from hpcfl.base import plugins
 from hpcfl.base.blame import blaming
@@ -25,7 +24,7 @@ from hpcfl.base.loaded import renew
 from hpcfl.base.memory import prefer_large_pages
 from hpcfl.base.terminal import say
 from hpcfl.base.types import Computing
-from hpcfl.config import Config
+from hpcfl.config import Config, from_text
 from hpcfl.data.absent import about_samples
 from hpcfl.engine import stopping
 from hpcfl.engine.checkpointing import Saver, begin, mark_of, see_one_folder, write_part
@@ -104,13 +103,13 @@ def carry_out(request: RunRequest, comm: Any) -> None:
     """Put the job together on every rank, then run it; `Stopped` if it was asked to stop."""
     plugins.look_first(request.places, request.folder, request.only)
     renew()
-    config = raise_together(comm, lambda: configs.from_text(request.config))
+    config = raise_together(comm, lambda: from_text(request.config))
     rank = 0 if comm is None else comm.Get_rank()
     if rank == 0:
         (request.folder / ERROR_FILE).unlink(missing_ok=True)
     with telling(comm, config.patience):
         own = processors()
-        found = told(comm, json.dumps([socket.gethostname(), str(os.getpid()), [*own.cores], {**own.quotas}]))
+        found = texts(comm, json.dumps([socket.gethostname(), str(os.getpid()), [*own.cores], {**own.quotas}]))
         here = [json.loads(text) for text in found]
         processes, hosts = [(host, number) for host, number, *_ in here], [host for host, *_ in here]
         share = shares([Processors(*known) for _, _, *known in here], hosts)[rank]  # of the cores of its host
@@ -119,7 +118,7 @@ def carry_out(request: RunRequest, comm: Any) -> None:
             count = threads(share, os.environ.get("OMP_NUM_THREADS", "")) if config.clock == "wall" else 1
         os.environ["OMP_NUM_THREADS"] = str(count)  # torch reads it once, when it is loaded
         prefer_large_pages(os.environ)
-        counts = [int(each) for each in told(comm, str(count))]
+        counts = [int(each) for each in texts(comm, str(count))]
         ranks = comm  # with which the job starts, or what stands for it where some may be missing
         if comm is not None and config.start_within is not None:
             lanes = connect(comm, config.lane_width, hosts, has_ulfm(comm), config.participation.by_arrivals)
@@ -384,11 +383,6 @@ def _changed(held: dict[str, Any], request: RunRequest, code: dict[str, dict[str
         history = [*json.loads(held.get("history", "[]")), *(change | when for change in changes)]
         attributes["history"] = json.dumps(history)
     return attributes
-
-
-def told(comm: Any, text: str) -> list[str]:
-    """Every rank's text, whole, in the order of the ranks."""
-    return [text] if comm is None else texts(comm, text)
 
 
 def versions() -> dict[str, str]:

@@ -117,10 +117,15 @@ class Direct(Channel):
         The rank at the other end.
     leads : bool
         Whether this end leads.
+
+    Attributes
+    ----------
+    passing : Intracomm
+        On which messages leave; on `comm` they come.
     """
 
     def __init__(self, comm: MPI.Intracomm, peer: int, tag: int, leads: bool) -> None:
-        self.comm, self.peer, self.tag, self.leads = comm, peer, tag, leads
+        self.comm, self.peer, self.tag, self.leads, self.passing = comm, peer, tag, leads, comm
 
     def down(self, data: Any) -> Requests:
         return [request for piece in in_pieces(data, down=True) for request in self._carried(piece, self.leads)]
@@ -144,7 +149,7 @@ class Direct(Channel):
         pass
 
     def _carried(self, data: Any, sends: bool) -> Requests:
-        begin = self.comm.Isend if sends else self.comm.Irecv
+        begin = self.passing.Isend if sends else self.comm.Irecv
         return [begin(piece, self.peer, self.tag) for piece in in_pieces(data)]
 
 
@@ -167,10 +172,6 @@ class Relayed(Direct):
     def revoke(self) -> None:
         if self.kind == CONTROL:
             self._told = word(self.comm, self.rank, leads=True).down(NOTHING)
-
-    def _carried(self, data: Any, sends: bool) -> Requests:
-        begin = self.passing.Isend if sends else self.comm.Irecv
-        return [begin(piece, self.peer, self.tag) for piece in in_pieces(data)]
 
 
 class Way:

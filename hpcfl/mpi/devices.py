@@ -27,7 +27,6 @@ LOCAL_RANKS = (  # Slurm's last: inside its jobs other launchers leave it what i
     "PALS_LOCAL_RANKID",
     "SLURM_LOCALID",
 )
-NAME_BYTES = 128  # what is told of a device
 
 
 def local_rank(environ: Mapping[str, str]) -> int | None:

@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 
 from hpcfl.base.errors import ErrorOnOtherRank, RunError, UsageError
 from hpcfl.mpi.devices import bind
-from hpcfl.mpi.waiting import names
+from hpcfl.mpi.waiting import texts
 
 Environ = Mapping[str, str]
 
@@ -133,11 +133,10 @@ def separate(environ: Environ) -> str:
 
 def foreign(environ: Environ, text: str) -> str:
     """What is wrong where the MPI of this version text cannot start under the launcher at all."""
-    if launcher(environ) != OPENMPI or family(text) != "MPICH" or "PMI_RANK" in environ:
+    if launcher(environ) != OPENMPI or "PMI_RANK" in environ:
         return ""
-    if not text.startswith("MPICH") or "pmix" in text.lower():  # built to talk to Open MPI's launcher
-        return ""
-    return f"started by {OPENMPI}, but mpi4py loaded {library(text)}; {remedy(environ, text)}"
+    pmix = not text.startswith("MPICH") or "pmix" in text.lower()  # built to talk to Open MPI's launcher
+    return "" if pmix else mismatch(environ, text)
 
 
 def scattered(environ: Environ, size: int, text: str) -> str:
@@ -328,7 +327,7 @@ def local(comm: Any) -> int:
     """
     if comm is None:
         return 0
-    hosts, rank = names(comm, socket.gethostname()), comm.Get_rank()
+    hosts, rank = texts(comm, socket.gethostname()), comm.Get_rank()
     return hosts[:rank].count(hosts[rank])
 
 

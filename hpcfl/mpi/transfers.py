@@ -33,18 +33,14 @@ class Transfer:
         Bytes that are being sent, 0 once they are.
     """
 
-    __slots__ = ("_kept", "left", "outgoing", "owner")
+    __slots__ = ("kept", "left", "outgoing", "owner")
 
     def __init__(self, owner: Hashable, left: int, kept: Any, outgoing: int) -> None:
-        self.owner, self.left, self._kept, self.outgoing = owner, left, kept, outgoing
+        self.owner, self.left, self.kept, self.outgoing = owner, left, kept, outgoing
 
     @property
     def done(self) -> bool:
         return self.left == 0
-
-    def complete(self) -> None:
-        """Let go of the memory that MPI needed."""
-        self._kept, self.outgoing = None, 0
 
 
 class Transfers:
@@ -131,7 +127,7 @@ class Transfers:
         if not transfer.done:
             return
         self.outgoing -= transfer.outgoing
-        transfer.complete()
+        transfer.kept, transfer.outgoing = None, 0  # MPI needs the memory no more
         self._stirred.setdefault(transfer.owner, "")
 
     def _found(self) -> list[tuple[int, int]]:

@@ -171,19 +171,17 @@ def tell(comm: MPI.Intracomm | Roll, text: str, root: int = 0) -> str:
     return data.tobytes().decode(errors="surrogateescape")
 
 
-def names(comm: MPI.Intracomm | Roll, name: str, most: int = 64) -> list[str]:
-    """Return every rank's name, in the order of the ranks; names are cut at so many bytes."""
+def texts(comm: MPI.Intracomm | Roll | None, text: str) -> list[str]:
+    """Return every rank's text, whole, in the order of the ranks; of a process alone its own."""
+    if comm is None:
+        return [text]
     if isinstance(comm, Roll):
-        return comm.exchange(name)
-    own = np.frombuffer(name.encode()[:most].ljust(most, b"\0"), dtype=np.uint8).copy()
+        return comm.exchange(text)
+    most = int(rows(comm, np.array([float(len(text.encode()))])).max())
+    own = np.frombuffer(text.encode().ljust(most, b"\0"), dtype=np.uint8).copy()
     table = np.empty((comm.Get_size(), most), dtype=np.uint8)
     wait([comm.Iallgather(own, table)])
     return [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in table]
-
-
-def texts(comm: MPI.Intracomm, text: str) -> list[str]:
-    """Return every rank's text, whole, in the order of the ranks."""
-    return names(comm, text, int(rows(comm, np.array([float(len(text.encode()))])).max()))
 
 
 def rows(comm: MPI.Intracomm, own: Floats) -> Floats:

@@ -231,8 +231,7 @@ class Participation(ConfigBase):
         if not self.every_client:
             return np.ones(len(cohort))
         _, client, visits = np.unique(cohort, return_inverse=True, return_counts=True)
-        factors: Floats = len(cohort) / (len(visits) * visits[client])
-        return factors
+        return len(cohort) / (len(visits) * visits[client])
 
     def at_work(self, clients: int) -> int:
         """Return how many of `clients` are at work at any time, where arrivals end rounds."""

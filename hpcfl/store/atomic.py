@@ -138,8 +138,7 @@ def sync(path: Path) -> None:
 def sync_folder(folder: Path) -> None:
     """Wait until the names in `folder` are on the disk, where the file system can say so of a folder."""
     try:
-        with naming(folder):
-            sync(folder)
+        sync(folder)
     except OSError as error:
         if error.errno not in NO_SYNC:
             raise

@@ -84,8 +84,7 @@ def read(folder: Path) -> dict[str, dict[str, Any]]:
         raise RunError(f"{path}: files: expected bytes and sha256 of each file, got {cut(repr(listed), VALUE)}")
     if outside := [name for name in listed if Path(name).is_absolute() or ".." in Path(name).parts]:
         raise RunError(f"{path} lists '{outside[0]}', which is not in its folder: expected files of the run alone")
-    found: dict[str, dict[str, Any]] = listed
-    return found
+    return listed
 
 
 def _is_version(version: Any) -> bool:

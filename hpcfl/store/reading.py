@@ -30,7 +30,6 @@ from hpcfl.store.attributes import attributes_of
 from hpcfl.store.checkpoints import damage, saved
 from hpcfl.store.columns import CLIENT, Array, Column, Fact, fill_of, shape_of
 from hpcfl.store.inside import RUN, of_another, one_line, tell
-from hpcfl.store.manifest import DamagedError
 from hpcfl.store.status import read_status
 
 INTERNAL = ("format", "segments", "sealed", "coordinates", "parts", "rows")
@@ -251,18 +250,18 @@ def opened_segment(path: Path) -> Iterator[tuple[Any, growing_file.Layout | None
         if head == growing_file.MAGIC:
             layout = growing_file.read_layout(raw)
             if reason := of_another(layout.run, path.parents[1]):
-                raise DamagedError(reason)
+                raise manifest.DamagedError(reason)
             yield raw, layout
             return
     if reason := file_damage(path.parents[1], f"metrics/{path.name}"):
-        raise DamagedError(reason)
+        raise manifest.DamagedError(reason)
     if not head.startswith(HDF5):
-        raise DamagedError("it does not begin as a segment does")
+        raise manifest.DamagedError("it does not begin as a segment does")
     try:
         with inside.opened(path) as file:
             yield file, None
     except Exception as error:  # h5py raises almost anything on a damaged file, where there is no digest
-        raise DamagedError(one_line(error)) from error
+        raise manifest.DamagedError(one_line(error)) from error
 
 
 def read_part(path: Path, with_data: bool = False) -> Part:
@@ -280,7 +279,7 @@ def read_part(path: Path, with_data: bool = False) -> Part:
         raise UsageError(f"segment {path} cannot be read: {error}") from error
     except OSError as error:
         reason = f"it cannot be read: {error.strerror}"
-    except DamagedError as error:
+    except manifest.DamagedError as error:
         reason = str(error)
     with _table(path.parents[1]) as file:  # what run.h5 knows of it
         columns, coords = table.table_of(file)
@@ -303,7 +302,7 @@ def live_rows(part: Part, file: Any, start: int, stop: int) -> dict[str, Array]:
 
 def _closed_part(path: Path, file: h5py.File, with_data: bool) -> Part:
     if reason := of_another(str(file.attrs.get(RUN, "")), path.parents[1]):
-        raise DamagedError(reason)
+        raise manifest.DamagedError(reason)
     first, total = table.whole(file, "first"), table.whole(file, "rounds")
     rounds = table.values(file, "round", "i", (None,))
     if not np.array_equal(rounds, np.unique(rounds.clip(first, total - 1))):

@@ -52,13 +52,9 @@ def begin(run_dir: Path, columns: Sequence[Column], coords: Coords, first: int, 
     Parameters are those of `Segment`. Call it only when no other process runs this run.
     """
     run_dir = run_folder(run_dir)
-    for folder in (run_dir, run_dir / "metrics", run_dir / "checkpoints"):
-        folder.mkdir(exist_ok=True)
-        clean(folder)
-    earlier = segment_paths(run_dir)
-    _list(run_dir, earlier)
-    for path in earlier:
-        _seal_segment(path)
+    for folder in ("metrics", "checkpoints"):
+        (run_dir / folder).mkdir(exist_ok=True)
+    earlier, _ = _tidied(run_dir)
     number = number_of(earlier[-1]) + 1 if earlier else 0
     path = run_dir / "metrics" / f"segment-{number:03d}.h5"
     segment = Segment(path, columns, coords, first, rounds, run_of(run_dir))
@@ -82,11 +78,7 @@ def seal(run_dir: Path, force: bool = False) -> None:
         doubt = "" if other.here else ", or was killed there"
         raise UsageError(f"'{run_dir}' is still running as process {other.pid} on {other.host}{doubt}")
     with owned(run_dir, force):
-        paths = segment_paths(run_dir)
-        for folder in (run_dir, run_dir / "metrics", run_dir / "checkpoints"):
-            clean(folder)
-        _list(run_dir, paths)
-        changed = [_seal_segment(path) for path in paths]
+        paths, changed = _tidied(run_dir)
         table = run_attributes(run_dir)
         if any(changed) or not table["sealed"] or json.loads(table["segments"]) != [path.name for path in paths]:
             rebuild(run_dir)
@@ -106,6 +98,15 @@ def rebuild(run_dir: Path, changed: Mapping[str, str] | None = None) -> None:
     parts = [read_part(path) for path in paths]
     kept = {name: value for name, value in run_attributes(run_dir).items() if name not in INTERNAL}
     _write(run_dir, kept | dict(changed or {}), read_facts(run_dir), parts)
+
+
+def _tidied(run_dir: Path) -> tuple[list[Path], list[bool]]:
+    """Remove what a kill left half written, and seal all segments; return these, and which were rewritten."""
+    paths = segment_paths(run_dir)
+    for folder in (run_dir, run_dir / "metrics", run_dir / "checkpoints"):
+        clean(folder)
+    _list(run_dir, paths)
+    return paths, [_seal_segment(path) for path in paths]
 
 
 def _list(run_dir: Path, segments: Sequence[Path]) -> None:

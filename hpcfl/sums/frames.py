@@ -15,23 +15,19 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import prod
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcfl.base.device_copy import backend, behind
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.types import Floats
 from hpcfl.sums.exact import BinnedSum, ExactSum, FixedSum
 from hpcfl.sums.message import Block, ExactSums, Layout
 from hpcfl.sums.packing import APART_BYTES, POOL, Packing
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
-Frame = list["Tensor"]
+Frame = list[Tensor]
 """One group of blocks as it travels: its head, then its large blocks, all of them flat."""
 SENT, REJECTED = 1.0, -1.0
 SIGNS = 5  # what a rank signs with: its flag, its seconds, its gradients in two parts, and its steps
@@ -159,8 +155,7 @@ class FrameFormat(HeadFormat):
 
     def bins(self, frame: Frame, name: str) -> Floats:
         """Return the bins of a block's sum, float64 [bins, n]."""
-        bins: Floats = self.value(frame, name).numpy().reshape(self.blocks[name].bins, self.blocks[name].size)
-        return bins
+        return self.value(frame, name).numpy().reshape(self.blocks[name].bins, self.blocks[name].size)
 
     def sum(self, frame: Frame, name: str) -> ExactSum | None:
         """Return a block's sum, where values are such; None where there is nothing."""

@@ -356,22 +356,17 @@ class RunGuard:
         return fault, moved, float(found[0])
 
 
-def norms(value: Tensor, rows: int = 1) -> Floats:
-    """Return the Euclidean norm of each of so many rows, float64 [rows]: finite where the row is.
-
-    In the tensor's own precision, in which its square overflows beyond 1.8e19 (float32): such numbers are no more use
-    than infinite ones, since gradients are products of them.
-    """
-    return lengths([(value, rows)])[0]
-
-
 def lengths(values: Iterable[tuple[Tensor, int]]) -> list[Floats]:
-    """Return the `norms` of several values and their numbers of rows, with one wait for the device that has them."""
+    """Return the `row_norms` of several values, with one wait for the device that has them."""
     return fetched(row_norms(values))
 
 
 def row_norms(values: Iterable[tuple[Tensor, int]]) -> list[Tensor]:
-    """Return the norms of each value's rows where it is, behind what a device still does."""
+    """Return the Euclidean norms of each value's so many rows where it is, finite where the row is.
+
+    In the tensor's own precision, in which its square overflows beyond 1.8e19 (float32): such numbers are no more use
+    than infinite ones, since gradients are products of them. Behind what a device still does.
+    """
     return [torch.linalg.vector_norm(value.detach().reshape(rows, -1), dim=1) for value, rows in values]
 
 

@@ -28,7 +28,7 @@ from hpcfl.sums.exact import PIECE, RANGE, ROOM, BinnedSum, ExactSum, FixedSum, 
 from hpcfl.sums.on_device import DeviceSums
 from hpcfl.sums.packing import POOL, SPARE, Packing
 
-Message = Mapping[str, tuple["Tensor", "Tensor"]]
+Message = Mapping[str, tuple[Tensor, Tensor]]
 """What a client generator yields: ``{block: (value [k, …], weight [k])}`` for the first k rows of its chunk."""
 
 NOTHING: Mapping[str, Floats] = MappingProxyType({})
@@ -222,6 +222,7 @@ class Sums(ABC):
 
     def __init__(self, layout: Layout, invited: int | Ints = 0, miss_probability: Floats | None = None) -> None:
         self.layout = layout
+        self._blocks = {name: block for group in layout for name, block in group.items()}
         self.cohort = np.arange(invited) if isinstance(invited, int) else invited
         self.miss_probability = np.zeros(0) if miss_probability is None else miss_probability
         self.iterated: State = {}
@@ -248,7 +249,7 @@ class Sums(ABC):
         """Return ``Σ weight`` of each coordinate, float64; None where all have the block's."""
         if HELD + name in self:
             return self.total(HELD + name)
-        shapes, weights = self._block(name).held, self.weights(name).tolist()
+        shapes, weights = self._blocks[name].held, self.weights(name).tolist()
         if not any(weights[1:]):
             return None
         counts = torch.zeros(shapes[0], dtype=torch.float64)
@@ -269,9 +270,6 @@ class Sums(ABC):
         """Return ``Σ weight·value / denominator``, float64; zero where nothing was sent."""
         total = self.total(name)
         return total.div_(denominator) if self.weight(name) else total.zero_()
-
-    def _block(self, name: str) -> Block:
-        return next(group[name] for group in self.layout if name in group)
 
     def moved(self, name: str, value: Tensor, denominator: float | None = None) -> Tensor:
         """Return a value after its mean update, or after `over` some other denominator: see `moved`."""
@@ -298,10 +296,10 @@ class Sums(ABC):
         return None
 
     def __iter__(self) -> Iterator[str]:
-        return (name for group in self.layout for name in group)
+        return iter(self._blocks)
 
     def __contains__(self, name: str) -> bool:
-        return any(name in group for group in self.layout)
+        return name in self._blocks
 
 
 class ExactSums(Sums):
@@ -335,7 +333,6 @@ class ExactSums(Sums):
     ) -> None:
         super().__init__(layout, invited, miss_probability)
         self.device = device or torch.device("cpu")
-        self._blocks = {name: block for group in layout for name, block in group.items()}
         self._ranks = ranks
         self._far = self._far_from_nothing()  # what is on the device
         groups = [{name: each for name, each in group.items() if sent is None or name in sent} for group in layout]

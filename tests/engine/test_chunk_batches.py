@@ -19,6 +19,8 @@ from hpcfl.algorithms.lg_fedavg import LgFedAvg
 from hpcfl.algorithms.local import Local
 from hpcfl.base.memory import last_level_cache
 from hpcfl.engine import chunk_batches
+from hpcfl.engine.border import Border
+from hpcfl.engine.hangs import Moves
 from hpcfl.learning.task import Task
 from hpcfl.models.mlp import Mlp
 
@@ -153,7 +155,8 @@ def test_who_may_be_computed_at_once(
     monkeypatch: pytest.MonkeyPatch, method: Algorithm, task: Task, wanted: bool, able: bool
 ) -> None:
     monkeypatch.setattr(chunk_batches, "last_level_cache", lambda: 2**20)
-    assert chunk_batches.Bundles(task, method, [0] * len(EQUAL), wanted).bytes == able * 2**18
+    bundles = chunk_batches.Bundles(Border(method, task, ()), [0] * len(EQUAL), wanted, True, Moves())
+    assert bundles.bytes == able * 2**18
 
 
 def test_clients_that_are_alone_in_their_chunk_are_computed_alone() -> None:

@@ -326,11 +326,11 @@ def test_cuda_is_unknown_where_it_cannot_be_asked(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.mpi
 def test_numbers_on_the_host(world: Any) -> None:
-    from hpcfl.mpi.waiting import names, wait
+    from hpcfl.mpi.waiting import texts, wait
 
     found = np.empty(world.size, dtype=np.int64)
     wait([world.comm.Iallgather(np.array([worlds.local(world.comm)]), found)])
-    hosts = names(world.comm, socket.gethostname())
+    hosts = texts(world.comm, socket.gethostname())
     for host in set(hosts):
         here = [rank for rank in range(world.size) if hosts[rank] == host]
         assert found[here].tolist() == [*range(len(here))]

@@ -148,9 +148,9 @@ def test_the_demo_runs_the_headline_formula() -> None:
 def test_every_rank_knows_every_host(world: Any) -> None:
     if world.comm is None:
         pytest.skip("needs MPI")
-    from hpcfl.mpi.waiting import names
+    from hpcfl.mpi.waiting import texts
 
-    assert names(world.comm, f"host{world.rank}") == [f"host{rank}" for rank in range(world.size)]
+    assert texts(world.comm, f"host{world.rank}") == [f"host{rank}" for rank in range(world.size)]
 
 
 def test_chunks_are_dealt_like_cards_fastest_first() -> None:

@@ -17,11 +17,11 @@ NOBODY: Any = None  # no lanes
 
 
 def test_where_all_are_there_it_is_as_without(world: Any) -> None:
-    from hpcfl.mpi.waiting import Roll, names, settle, tell
+    from hpcfl.mpi.waiting import Roll, settle, tell, texts
 
     roll = Roll(world.comm, FAR, NOBODY)
     for comm in (roll, world.comm):
-        assert names(comm, f"rank {world.rank}") == [f"rank {rank}" for rank in range(world.size)]
+        assert texts(comm, f"rank {world.rank}") == [f"rank {rank}" for rank in range(world.size)]
         assert tell(comm, f"from {world.rank}: \udcff") == "from 0: \udcff"
         settle(comm, None)
         last = world.rank == world.size - 1

@@ -36,7 +36,7 @@ from hpcfl.mpi.channel import Group, direct
 from hpcfl.mpi.cores import cores
 from hpcfl.mpi.placement import Topology, lane_ranks
 from hpcfl.mpi.transfers import Transfers
-from hpcfl.mpi.waiting import names, tell, wait
+from hpcfl.mpi.waiting import tell, texts, wait
 from hpcfl.realtime.lane import Lane
 from hpcfl.realtime.lanes import Lanes
 from hpcfl.realtime.orders import Command, Op
@@ -114,7 +114,7 @@ def facts(comm: Any, file: Path) -> tuple[Any, dict[str, Any]] | None:
             raise UsageError(f"--json '{file}': no such folder: '{file.parent}'")
 
     raise_together(comm, check)
-    network = measure(comm, names(comm, socket.gethostname()), SECONDS)
+    network = measure(comm, texts(comm, socket.gethostname()), SECONDS)
     return None if network is None else (table(network), document(network))
 
 

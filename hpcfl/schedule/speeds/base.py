@@ -148,8 +148,7 @@ class Speed(ConfigBase):
         """Return the chance that each invited client does a `share` (float64 [n]) of its visit in time, float64 [n]."""
         parts, own = np.unique(-share, return_inverse=True)  # work fractions fall
         later = replace(attempt, work_fractions=-parts, closes_after=attempt.closes_after * (1 + CLOSE))
-        chances: Floats = self.arrival(later)[np.arange(len(share)), own]
-        return chances
+        return self.arrival(later)[np.arange(len(share)), own]
 
     def miss_probability(self, attempt: Attempt) -> Floats:
         """Return ``P[nobody reaches l]``, float64 [L]; the product form holds for independent clients."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from math import isclose
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -26,10 +26,13 @@ class Memoryless(Speed):
     sorted: bool = False
     """Number clients from fast to slow. With ``data.label_groups``, speeds then go with labels."""
 
+    if TYPE_CHECKING:
+        kind: str  # a field of each model, with words of its own
+
     @property
-    @abstractmethod
     def redrawn(self) -> bool:
         """Whether times are drawn anew in each round."""
+        return self.kind != "fixed"
 
     @abstractmethod
     def means(self, seed: int, clients: int) -> Floats:
@@ -73,10 +76,6 @@ class Exponential(Memoryless):
             why = "numbers clients by their mean times, and speed.kind = 'dynamic' gives no others"
             raise UsageError(f"speed.sorted = true {why}; did you mean speed.kind = 'dynamic-rate'?")
 
-    @property
-    def redrawn(self) -> bool:
-        return self.kind != "fixed"
-
     def order(self, seed: int, clients: int, members: Ints, invited: int) -> Floats:
         """Return ``(H_N − H_{N−n}) / λ`` where clients are alike before anything is drawn, float64 [invited]."""
         if self.kind in ("fixed", "dynamic"):
@@ -108,20 +107,14 @@ class Groups(Memoryless):
             wanted = f"a share for each of the {len(self.means_of)} groups of speed.means_of, 1 in all"
             raise UsageError(f"speed.shares_of: expected {wanted}, got {list(self.shares_of)}")
 
-    @property
-    def redrawn(self) -> bool:
-        return self.kind == "dynamic"
-
     def group(self, seed: int, clients: int) -> Ints:
         """Return every client's group, drawn once per run, int64 [clients]."""
         ends = np.rint(np.cumsum(self.shares_of) * clients)
         place = keyed(seed, "group").permutation(clients)
-        number: Ints = np.minimum(np.searchsorted(ends, place, side="right"), len(self.means_of) - 1)
-        return number
+        return np.minimum(np.searchsorted(ends, place, side="right"), len(self.means_of) - 1)
 
     def means(self, seed: int, clients: int) -> Floats:
-        means: Floats = np.array(self.means_of)[self.group(seed, clients)]
-        return means
+        return np.array(self.means_of)[self.group(seed, clients)]
 
 
 class Uniform(Speed):
@@ -136,8 +129,7 @@ class Uniform(Speed):
 
     def seconds(self, attempt: Attempt) -> Floats:
         rng = keyed(attempt.seed, "time", attempt.round, step=attempt.number)
-        drawn: Floats = rng.uniform(0.0, self.longest, attempt.clients)[attempt.cohort]
-        return drawn
+        return rng.uniform(0.0, self.longest, attempt.clients)[attempt.cohort]
 
     def arrival(self, attempt: Attempt) -> Floats:
         """Return ``min(1, closes_after / (longest · work_fraction))``, float64 [n, L]."""

@@ -16,10 +16,10 @@ from pydantic import AfterValidator, SerializeAsAny
 from hpcfl import store
 from hpcfl.base.config import ConfigBase, recorded
 from hpcfl.base.errors import RunError, UsageError, UserError, listed, refusal
-from hpcfl.base.plugins import lookup
 from hpcfl.base.types import Computing, Floats, Ints
 from hpcfl.schedule.participation import Participation, Staleness
 from hpcfl.schedule.plan import Arrivals, Attempt, Fate, Plan
+from hpcfl.schedule.speeds import speed_class
 from hpcfl.schedule.speeds.base import CLOSE, Costs, Speed
 
 COLUMNS = ("cohort", "version", "depth", "visit_seconds", "round_seconds", "repeats", "deadline")
@@ -39,7 +39,7 @@ class Recorded(ConfigBase):
     def of(cls, text: str) -> Recorded:
         """Return that of a recorded config, JSON; ValueError or KeyError if it is none."""
         table = recorded(text)
-        speed = lookup("hpcfl.schedule.speeds", Speed, table["speed"]["model"], "speed.model", "model")
+        speed = speed_class(table["speed"]["model"])
         return cls(
             seed=table["seed"],
             clock=table["clock"],
