@@ -60,7 +60,7 @@ def test_everything_arrives_in_pieces_of_any_size(width: int | str, piece: int, 
             own, found = np.array([rank * 10]), np.zeros(1, dtype=np.int64)
             wait(each.agree(own, found))
             agreed = max(int(own[0]), int(found[0]))
-            assert agreed == 10 * max(ranks if rank == 0 or width == "all" else [rank])
+            assert agreed == 10 * max([rank] if rank and alone else ranks)
             wait(each.meet())
 
 
