@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -173,7 +173,10 @@ class AdamW(Adam):
             if shrinks := self.lr * self.decay_of(name):
                 value = params[name]
                 value.mul_(1 - shrinks if active is None else 1 - shrinks * column(active, value).to(value.dtype))
-        Adam.apply(replace(self, decay=0.0), params, gradients, memory, active)
+        super().apply(params, gradients, memory, active)
+
+    def penalised(self, name: str, gradient: Tensor | fused.Product, params: State) -> Tensor:
+        return gradient.formed() if isinstance(gradient, fused.Product) else gradient
 
 
 @dataclass(frozen=True)

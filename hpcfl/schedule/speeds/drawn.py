@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from math import isclose
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -26,13 +26,10 @@ class Memoryless(Speed):
     sorted: bool = False
     """Number clients from fast to slow. With ``data.label_groups``, speeds then go with labels."""
 
-    if TYPE_CHECKING:
-        kind: str  # a field of each model, with words of its own
-
     @property
+    @abstractmethod
     def redrawn(self) -> bool:
         """Whether times are drawn anew in each round."""
-        return self.kind != "fixed"
 
     @abstractmethod
     def means(self, seed: int, clients: int) -> Floats:
@@ -76,6 +73,10 @@ class Exponential(Memoryless):
             why = "numbers clients by their mean times, and speed.kind = 'dynamic' gives no others"
             raise UsageError(f"speed.sorted = true {why}; did you mean speed.kind = 'dynamic-rate'?")
 
+    @property
+    def redrawn(self) -> bool:
+        return self.kind != "fixed"
+
     def order(self, seed: int, clients: int, members: Ints, invited: int) -> Floats:
         """Return ``(H_N − H_{N−n}) / λ`` where clients are alike before anything is drawn, float64 [invited]."""
         if self.kind in ("fixed", "dynamic"):
@@ -106,6 +107,10 @@ class Groups(Memoryless):
         if len(self.shares_of) != len(self.means_of) or not isclose(sum(self.shares_of), 1.0, abs_tol=1e-6):
             wanted = f"a share for each of the {len(self.means_of)} groups of speed.means_of, 1 in all"
             raise UsageError(f"speed.shares_of: expected {wanted}, got {list(self.shares_of)}")
+
+    @property
+    def redrawn(self) -> bool:
+        return self.kind == "dynamic"
 
     def group(self, seed: int, clients: int) -> Ints:
         """Return every client's group, drawn once per run, int64 [clients]."""
