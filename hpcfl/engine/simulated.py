@@ -42,7 +42,7 @@ class Simulated(Rounds):
     def __init__(self, job: Job, transport: Transport, first: int, apart: bool = True) -> None:
         self.job, self.transport, self.apart = job, transport, apart
         self.serves, self.released = transport.serves, False
-        self.told: tuple[int, int] | None = None  # bytes sent and received, where all have the coming round's state
+        self.down: tuple[int, int] | None = None  # bytes sent and received, where all have the coming round's state
         self.alone = transport.size == 1
         self.plans: Iterator[Plan] | None = None
         self.first = first
@@ -63,7 +63,7 @@ class Simulated(Rounds):
             self.job.task.release_data()
             return True
         record.events.append(released(self.transport.size - 1))
-        self.alone, self.transport, self.told = True, Transport(self.transport.size), None
+        self.alone, self.transport, self.down = True, Transport(self.transport.size), None
         now.personal, self.mine = taken, self.job.chunks
         return False
 
@@ -71,7 +71,7 @@ class Simulated(Rounds):
         """Carry out the next round: who counts, and how far, was decided before."""
         self.plans = self.plans or self.job.planner.plans(self.first, lambda: now.stage.number, now.flights)
         plan = next(self.plans)
-        down, self.told = self.told or self._tell(now), None
+        down, self.down = self.down or self._tell(now), None
         self.transport.count()
         told = self.job.layout, plan.invited, plan.miss_probability, self.job.task.device
         sums = ExactSums(*told, self.transport.size, self.job.sent(plan))
@@ -133,7 +133,7 @@ class Simulated(Rounds):
 
     def scores(self, now: Progress) -> Floats:
         """Let every rank test its own clients' models; what it tests is what the next round begins with."""
-        self.told = self._tell(now)
+        self.down = self._tell(now)
         if self.job.task.gathers:
             mine = np.array([client for chunk in self.mine for client in chunk.clients.tolist()], dtype=np.int64)
             found = self.transport.reduce(self.job.statistics(now.shared, mine))

@@ -100,7 +100,7 @@ class Collective(Transport):
     def share(self, sums: ExactSums) -> ExactSums:
         """Sum each group of blocks over ranks, and tell everybody.
 
-        On one host by Iallreduce, unlike `agree`: all ranks go on at once with what they hear, and the blocks may be
+        Over one level by Iallreduce, unlike `agree`: all ranks go on at once with what they hear, and the blocks may be
         large, where a library has better than to carry all of them through the server.
         """
         with self._met("reduction"):

@@ -135,8 +135,8 @@ def foreign(environ: Environ, text: str) -> str:
     """What is wrong where the MPI of this version text cannot start under the launcher at all."""
     if launcher(environ) != OPENMPI or "PMI_RANK" in environ:
         return ""
-    pmix = not text.startswith("MPICH") or "pmix" in text.lower()  # built to talk to Open MPI's launcher
-    return "" if pmix else mismatch(environ, text)
+    able = not text.startswith("MPICH") or "pmix" in text.lower()  # built to talk to Open MPI's launcher
+    return "" if able else mismatch(environ, text)
 
 
 def scattered(environ: Environ, size: int, text: str) -> str:

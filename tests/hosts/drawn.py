@@ -22,9 +22,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from helpers.launcher import ROOT, alone, mpis
+from helpers.launcher import alone, mpis
 from hosts.cluster import Cluster, missing
-from hosts.test_hosts import LEFT_SECONDS, REAL, SIMULATED, SPREAD, came, run, told
+from hosts.test_hosts import HASTY, LEFT_SECONDS, REAL, SIMULATED, SPREAD, came, run, told
 from hpcfl import store
 from hpcfl.base.rng import keyed
 from hpcfl.commands.show import summary
@@ -32,9 +32,7 @@ from hpcfl.testing.runs import toml
 
 ROUNDS = 40
 PASSING = {"cut": "join", "freeze": "thaw", "rate": ""}  # and how they pass
-SILENT = ["SILENT_SECONDS=10", "BEAT_SECONDS=1"]  # sooner than for users, who wait three minutes
 KEPT = {"name": "fedavg", "epochs": 1, "momentum": 0.5, "persist_optimizer": True}
-HASTY = ROOT / "tests" / "helpers" / "hasty.py"
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,7 @@ def play(what: Drawn, here: Path) -> dict[str, Any]:
     folder, options = here / "run", ("--with-ft", "ulfm") if what.ulfm else ()
     _, _, *words = run(folder, toml(what.config, here / "run.toml"))
     with Cluster(4, [here]) as cluster:
-        with cluster.live(what.mpi, SPREAD, [HASTY, *SILENT, "--", *words], here / "first", options) as job:
+        with cluster.live(what.mpi, SPREAD, [*HASTY, *words], here / "first", options) as job:
             job.until(lambda: told(job) > what.round)
             befall(cluster, what)
             struck = time.monotonic()

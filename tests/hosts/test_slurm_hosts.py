@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ import hpcfl
 from helpers.launcher import ROOT, mpis
 from hosts.batch import Slurm
 from hosts.cluster import Cluster, missing
-from hpcfl import store
+from hosts.test_hosts import hosts
 from slurm import cluster as nodes
 from slurm.test_slurm import HERE, LIMIT, SCRIPTS, SRUN, Job, Site, digest, options, settings
 
@@ -49,10 +48,6 @@ def undisturbed(here: Path) -> str:
     out = here / "alone"
     hpcfl.run("fedavg-digits", settings=settings(), out=out, quiet=True)
     return digest(out)
-
-
-def hosts(folder: Path) -> list[str]:
-    return [str(host) for host in json.loads(store.run_attributes(folder)["hosts"])]
 
 
 @pytest.mark.parametrize("mpi", mpis())
