@@ -93,7 +93,7 @@ def test_who_cannot_reach_the_data_reads_them(
 def test_where_the_first_rank_is_missing_the_others_read(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a job starts without it: of a rank that is absent there is no word."""
     config = configs.from_table(table("fedavg", "mlp", False))
-    monkeypatch.setattr(host, "names", lambda comm, text: [""] * world.size)
+    monkeypatch.setattr(host, "texts", lambda comm, text: [""] * world.size)
     with read_once(config, None, world.comm, ["a"] * world.size, lambda: None) as federation:
         world.meet()
     assert federation is None

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from helpers.modules import Normed
 from helpers.toys import federation
 from hpcfl.base.types import Floats, State
 from hpcfl.data import ClientData, Federation
@@ -18,8 +19,8 @@ from hpcfl.learning.config import TaskConfig
 from hpcfl.learning.evaluate import client_objectives, client_scores, server_objective, server_scores
 from hpcfl.learning.samples import Padded
 from hpcfl.learning.task import Task
+from hpcfl.models import foreign
 from hpcfl.models.cnn import Cnn
-from hpcfl.models.foreign import Foreign
 from hpcfl.models.mlp import Mlp
 
 TRAIN, TEST = [9, 3, 6, 4], [5, 0, 7, 1]
@@ -50,7 +51,8 @@ def cnn() -> Task:
 
 
 def normed() -> Task:
-    return Task(Foreign(name="helpers.modules:Normed"), samples_of(IMAGE), 0)
+    spec = "helpers.modules:Normed"
+    return Task(foreign.section(spec, Normed)(name=spec), samples_of(IMAGE), 0)
 
 
 MAKERS: dict[str, Callable[[], Task]] = {"mlp": mlp, "own loss": lambda: mlp(OWN), "cnn": cnn, "module": normed}
