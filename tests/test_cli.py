@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import hpcfl
-from helpers.launcher import alone
+from helpers.launcher import ROOT, alone, job, mpis
 from hpcfl.commands.cli import main
 
 GOLDEN = Path(__file__).parent / "golden" / "salf-digits.json"
@@ -239,9 +239,22 @@ def test_checks_and_first_rounds_load_no_libraries_that_they_do_not_need(tmp_pat
 
 
 @pytest.mark.launch
+@pytest.mark.parametrize("mpi", mpis())
+@pytest.mark.parametrize("what", ["h5py", "numpy", "mpi4py"])
+def test_where_a_rank_lacks_a_package_the_job_ends(what: str, mpi: str, tmp_path: Path) -> None:
+    """MPICH's launcher would wait for ever for a rank that has left before MPI started."""
+    words = ["run", "fedavg-digits", "--out", str(tmp_path / "run")]
+    ended = job(mpi, 2, [str(ROOT / "tests" / "helpers" / "lacking.py"), "0", what, *words])
+    assert ended.code == 2, ended.err
+    (line,) = ended.said
+    assert f"No module named '{what}'" in line
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.launch
 def test_an_mpi_launcher_without_mpi_is_told(tmp_path: Path) -> None:
     env = {"PMI_RANK": "0", "PMI_SIZE": "1", "MPI4PY_LIBMPI": "/nonexistent"}
     ended = alone([sys.executable, "-m", "hpcfl", "run", "salf-digits", "--out", str(tmp_path / "one")], env=env)
-    assert ended.code == 1
+    assert ended.code == 2
     assert ended.err.startswith("hpcfl: started by an MPI launcher, but MPI cannot be loaded")
     assert len(ended.err.splitlines()) == 1

@@ -420,10 +420,16 @@ def carry_out(arguments: list[str] | None = None) -> int:
         except click.ClickException as error:
             where = f"{error.ctx.command_path}: " if isinstance(error, click.UsageError) and error.ctx else ""
             raise UsageError(where + " ".join(error.format_message().split())) from error
-    except UserError as error:
-        from hpcfl.launch.failure import speaks
+        except ModuleNotFoundError as error:
+            if "--debug" in (arguments or sys.argv):
+                raise
+            from hpcfl.mpi.launcher import refuse
 
-        if speaks(error):
+            refuse(f"{error}: expected the packages that hpcfl is installed with, on each host")
+    except UserError as error:
+        if not error.settled:
+            from hpcfl.launch.failure import speaks
+        if error.settled or speaks(error):
             if "--debug" in (arguments or sys.argv):
                 traceback.print_exc()
             say(str(error))

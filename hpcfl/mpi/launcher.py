@@ -12,6 +12,7 @@ under MPICH, 100 MB to and from 3 ranks twice as long under Open MPI. In a binom
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import fcntl
 import os
@@ -30,9 +31,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hpcfl.base.errors import ErrorOnOtherRank, RunError, UsageError
-from hpcfl.mpi.devices import bind
-from hpcfl.mpi.waiting import texts
+from hpcfl.base.errors import ErrorOnOtherRank, UsageError
+from hpcfl.mpi.devices import bind, local_rank
 
 Environ = Mapping[str, str]
 
@@ -76,18 +76,12 @@ def launched() -> bool:
 def world() -> Any:
     """Return the world communicator where a launcher started this process, else None: MPI is not imported then.
 
-    A wrong launch is a UsageError on its first process and `ErrorOnOtherRank` on the others, which know nothing of each
-    other. RunError where MPI cannot be loaded.
+    What is wrong with the launch, or with MPI on this host, goes to `refuse`.
     """
     comm, wrong = checked_world()
-    if not wrong:
-        return comm
-    if launched_rank(os.environ) > 0:
-        time.sleep(PATIENCE)
-        raise ErrorOnOtherRank(2)
-    error = UsageError(wrong)
-    error.settled = True
-    raise error
+    if wrong:
+        refuse(wrong)
+    return comm
 
 
 def checked_world() -> tuple[Any, str]:
@@ -113,6 +107,38 @@ def checked_world() -> tuple[Any, str]:
             os.killpg(teller.pid, signal.SIGKILL)
             teller.wait()
     return MPI.COMM_WORLD, scattered(os.environ, MPI.COMM_WORLD.Get_size(), text)
+
+
+def refuse(line: str) -> NoReturn:
+    """Raise a UsageError on the first process, or on the first of a host if no other speaks; then let the job end.
+
+    On others `ErrorOnOtherRank` is raised. Called where processes know nothing of each other; it needs the standard
+    library alone.
+    """
+    if launched():
+        atexit.register(_give_up)
+    rank, speaks = launched_rank(os.environ), launched() and not local_rank(os.environ)
+    if rank:
+        time.sleep(PATIENCE / 2 if speaks else PATIENCE)
+        if not speaks:
+            raise ErrorOnOtherRank(2)
+    error = UsageError(f"{line} (rank {rank}, host {os.uname().nodename})" if rank else line)
+    error.settled = True
+    raise error
+
+
+def _give_up() -> None:
+    """End the job of a process that leaves before MPI has started: MPICH's launcher would wait for it for ever.
+
+    By PMI 1, which that launcher speaks; others end such a job by themselves. Open MPI's crashes where it kills a rank
+    that is just about to call it.
+    """
+    time.sleep(PATIENCE / 5)
+    with suppress(KeyError, OSError, ValueError):
+        end = int(os.environ["PMI_FD"])
+        for line in (b"cmd=init pmi_version=1 pmi_subversion=1\n", b"cmd=abort exitcode=2\n"):
+            os.write(end, line)
+            os.read(end, 1024)
 
 
 def launched_rank(environ: Environ) -> int:
@@ -146,7 +172,7 @@ def scattered(environ: Environ, size: int, text: str) -> str:
         return ""
     return (
         f"{launcher(environ)} started {started} processes, but {library(text)}, which mpi4py loaded, made "
-        f"{started} worlds of 1 rank, not one of {started}; {remedy(environ, text)}"
+        f"worlds of 1 rank, not one of {started}; {remedy(environ, text)}"
     )
 
 
@@ -179,7 +205,7 @@ def starter() -> list[str]:
     """
     try:
         text = str(_loaded("").Get_library_version())
-    except RunError as error:
+    except UsageError as error:
         hint = "MPI4PY_LIBMPI=<prefix>/lib/libmpi.so.40 (Open MPI) or libmpi.so.12 (MPICH) says which one to load"
         raise UsageError(f"{error}; {hint}") from None
     mpiexec = shutil.which("mpiexec") or ""
@@ -327,6 +353,8 @@ def local(comm: Any) -> int:
     """
     if comm is None:
         return 0
+    from hpcfl.mpi.waiting import texts  # takes NumPy, which a host may lack where it is to `refuse`
+
     hosts, rank = texts(comm, socket.gethostname()), comm.Get_rank()
     return hosts[:rank].count(hosts[rank])
 
@@ -345,7 +373,7 @@ def _count(environ: Environ, key: str) -> int:
 
 
 def _loaded(because: str = "started by an MPI launcher, but ") -> Any:
-    """MPI, not yet started if nobody has imported it before; RunError where it cannot be loaded."""
+    """MPI, not yet started if nobody has imported it before; where it cannot be loaded, see `refuse`."""
     set_defaults(os.environ)
     try:
         import mpi4py
@@ -353,5 +381,5 @@ def _loaded(because: str = "started by an MPI launcher, but ") -> Any:
         mpi4py.rc(initialize=False, finalize=True)
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        raise RunError(f"{because}MPI cannot be loaded: {' '.join(str(error).split())}") from None
+        refuse(f"{because}MPI cannot be loaded: {' '.join(str(error).split())}")
     return MPI

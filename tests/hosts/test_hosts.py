@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.launcher import ROOT, alone, mpis
+from helpers.launcher import LIBRARIES, PREFIXES, ROOT, alone, mpis
 from hosts.cluster import Cluster, missing
 from hpcfl import store
 from hpcfl.commands.show import summary
@@ -114,7 +114,7 @@ def test_a_host_that_is_away_for_seconds_comes_back(
     folder = tmp_path / "run"
     speeds = tmp_path / "speeds.csv"
     speeds.write_text("\n".join(["client,seconds", *(f"{client},0.1" for client in range(6)), ""]))
-    real = REAL | {"lane_width": width, "speed": {"model": "table", "file": str(speeds)}}
+    real = REAL | {"lane_width": width, "rounds": 60, "speed": {"model": "table", "file": str(speeds)}}
     words = run(folder, toml(real, tmp_path / "run.toml"))
     with Cluster(4, [tmp_path]) as cluster, cluster.live(mpi, SPREAD, words, tmp_path / "job") as job:
         job.until(lambda: told(job) > 10)
@@ -206,6 +206,27 @@ def test_a_host_without_the_data_is_named(mpi: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mpi", mpis())
+@pytest.mark.parametrize("what", ["h5py", "another MPI"])
+def test_a_host_that_lacks_what_others_have_is_named(what: str, mpi: str, tmp_path: Path) -> None:
+    """Nobody waits for it, nor for a launcher."""
+    if what == "another MPI":
+        if len(mpis()) < 2:
+            pytest.skip("there is one MPI")
+        other = next(each for each in mpis() if each != mpi)
+        what = str(PREFIXES / other / "lib" / LIBRARIES[other])
+    _, _, *words = run(tmp_path / "run", "fedavg-digits")
+    lacking = ROOT / "tests" / "helpers" / "lacking.py", "3,4", what
+    words = [*lacking, *words]
+    with Cluster(3, [tmp_path]) as cluster, cluster.live(mpi, (1, 2, 2), words, tmp_path / "job") as job:
+        over(cluster, job, 2)
+    line = "hpcfl: No module named 'h5py': expected " if what == "h5py" else "hpcfl: "
+    (told,) = (each for each in job.err.splitlines() if each.startswith("hpcfl: "))
+    assert told.startswith(line)
+    assert told.endswith(" (rank 3, host h3)")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("mpi", mpis())
 @pytest.mark.parametrize("width", [1, "two-level"])
 @pytest.mark.slow
 def test_a_slow_link_holds_up_nobody_else(width: Any, mpi: str, tmp_path: Path) -> None:
@@ -283,7 +304,7 @@ def test_a_job_whose_host_is_cut_off_for_good_ends(
     more: dict[str, Any], mpi: str, options: tuple[str, ...], tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    words = run(folder, toml(REAL | more | {"lost_after": 3.0, "rounds": 60}, tmp_path / "run.toml"))
+    words = run(folder, toml(REAL | more | {"lost_after": 3.0, "rounds": 40}, tmp_path / "run.toml"))
     with Cluster(4, [tmp_path]) as cluster, cluster.live(mpi, SPREAD, words, tmp_path / "job", options) as job:
         job.until(lambda: told(job) > 10)
         cluster.cut("h4")

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from helpers.launcher import LIBRARIES, PREFIXES, alone, mpis
-from hpcfl.base.errors import ErrorOnOtherRank, RunError, UsageError
+from hpcfl.base.errors import ErrorOnOtherRank, UsageError
 from hpcfl.commands.cli import main
 from hpcfl.mpi import launcher as worlds
+from hpcfl.mpi.devices import LOCAL_RANKS
 
 OPENMPI = "Open MPI v5.0.11, package: Open MPI user@localhost Distribution, ident: 5.0.11"
 MPICH = "MPICH Version:      5.0.2\nMPICH configure:    --with-device=ch4:ucx,ofi --with-pm=hydra:gforker\n"
@@ -44,6 +45,7 @@ LAUNCHES = {
     "srun-pmix": {**STEP, "PMIX_RANK": "2"},
 }
 ALL = {key for environ in LAUNCHES.values() for key in environ} | {*worlds.CONNECTED, *worlds.SIZES, *worlds.RANKS}
+ALL |= {*LOCAL_RANKS}
 
 
 @pytest.fixture
@@ -52,6 +54,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def start(environ: dict[str, str]) -> None:
         monkeypatch.setattr(worlds, "PATIENCE", 0)
+        monkeypatch.setattr(worlds, "atexit", SimpleNamespace(register=lambda _: None))
         for key in (*ALL, worlds.ULFM):
             monkeypatch.delenv(key, raising=False)
         for key, value in environ.items():
@@ -137,7 +140,7 @@ def test_worlds_of_one(text: str) -> None:
 def test_what_is_said_of_worlds_of_one(name: str, text: str, words: list[str]) -> None:
     line = worlds.scattered(LAUNCHES[name], 1, text)
     assert "\n" not in line
-    for word in [*words, "4 worlds of 1 rank, not one of 4"]:
+    for word in [*words, "made worlds of 1 rank, not one of 4"]:
         assert word in line
 
 
@@ -239,10 +242,24 @@ def test_refusing(start: Any) -> None:
     assert worlds.world() is None
 
 
+@pytest.mark.parametrize(("local", "waits"), [("0", 2.5), ("1", 5.0)])
+def test_who_tells_of_what_a_host_lacks(local: str, waits: float, monkeypatch: pytest.MonkeyPatch, start: Any) -> None:
+    """The first of its processes, a little later than the first of all would have."""
+    waited = list[float]()
+    monkeypatch.setattr(worlds.time, "sleep", waited.append)
+    start({**HYDRA, "MPI_LOCALRANKID": local})
+    monkeypatch.setattr(worlds, "PATIENCE", 5.0)
+    where = rf"^it lacks much \(rank 2, host {os.uname().nodename}\)$"
+    error, text = (UsageError, where) if local == "0" else (ErrorOnOtherRank, "")
+    with pytest.raises(error, match=text):
+        worlds.refuse("it lacks much")
+    assert waited == [waits]
+
+
 def test_mpi_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch, start: Any) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     start(HYDRA)
-    with pytest.raises(RunError, match="MPI cannot be loaded"):
+    with pytest.raises(UsageError, match="MPI cannot be loaded"):
         worlds.world()
 
 
