@@ -135,10 +135,7 @@ def _give_up() -> None:
     """
     time.sleep(PATIENCE / 5)
     with suppress(KeyError, OSError, ValueError):
-        end = int(os.environ["PMI_FD"])
-        for line in (b"cmd=init pmi_version=1 pmi_subversion=1\n", b"cmd=abort exitcode=2\n"):
-            os.write(end, line)
-            os.read(end, 1024)
+        os.write(int(os.environ["PMI_FD"]), b"cmd=init pmi_version=1 pmi_subversion=1\ncmd=abort exitcode=2\n")
 
 
 def launched_rank(environ: Environ) -> int:

@@ -49,6 +49,15 @@ def first_is_quick(cases: Iterable[Any]) -> list[Any]:
     return [pytest.param(*first), *(slow(*case) for case in others)]
 
 
+def in_turn(cases: Iterable[Any]) -> list[Any]:
+    """Take each case with one MPI after the other; mark as slow what the others make of it."""
+    found = list[Any]()
+    for number, case in enumerate(cases):
+        for index, mpi in enumerate(mpis()):
+            found.append(pytest.param(case, mpi) if index == number % len(mpis()) else slow(case, mpi))
+    return found
+
+
 @pytest.fixture(autouse=True, scope="module")
 def possible() -> None:
     """Skip all where there can be no hosts: that is not asked while tests are collected."""
@@ -70,8 +79,8 @@ def told(job: Any) -> int:
 
 
 def carried(config: dict[str, Any], mpi: str, ranks: Sequence[int], here: Path) -> int:
-    """How many bytes the cables of hosts carry in a run of 20 rounds, each tested."""
-    more: dict[str, Any] = {"rounds": 20, "model": {"name": "mlp", "hidden": [512, 512]}}
+    """How many bytes the cables of hosts carry in a run of 10 rounds, each tested."""
+    more: dict[str, Any] = {"rounds": 10, "model": {"name": "mlp", "hidden": [512, 512]}}
     more |= {"participation": {"close": "all"}} if "clock" in config else {}
     words = run(here / "run", toml(config | more, here / "run.toml"))
     with Cluster(len(ranks), [here]) as cluster:
@@ -92,8 +101,7 @@ def came(folder: Path, clients: Sequence[int]) -> np.ndarray[Any, Any]:
     return found
 
 
-@pytest.mark.parametrize("mpi", mpis())
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(("preset", "mpi"), in_turn(PRESETS))
 def test_three_hosts_give_the_bits_of_one_process(preset: str, mpi: str, tmp_path: Path) -> None:
     one, several = tmp_path / "one", tmp_path / "several"
     assert alone([sys.executable, *map(str, run(one, preset, "--set", "rounds=8"))]).code == 0
@@ -104,9 +112,8 @@ def test_three_hosts_give_the_bits_of_one_process(preset: str, mpi: str, tmp_pat
     assert summary(several)["state_sha256"] == summary(one)["state_sha256"]
 
 
-@pytest.mark.parametrize("mpi", mpis())
 @pytest.mark.parametrize(("fault", "mended"), [("cut", "join"), slow("freeze", "thaw")])
-@pytest.mark.parametrize("width", [1, "two-level"])
+@pytest.mark.parametrize(("width", "mpi"), in_turn([1, "two-level"]))
 def test_a_host_that_is_away_for_seconds_comes_back(
     width: Any, fault: str, mended: str, mpi: str, tmp_path: Path
 ) -> None:
@@ -134,9 +141,9 @@ def test_a_host_that_is_away_for_seconds_comes_back(
     assert sorted(", ".join(back).split(", ")) == ["5", "6"]  # together or one by one
 
 
-@pytest.mark.parametrize("mpi", mpis())
+@pytest.mark.parametrize("mpi", first_is_quick(mpis()))
 def test_a_run_whose_host_was_killed_goes_on_on_the_others_to_the_bit(mpi: str, tmp_path: Path) -> None:
-    keys = "--set", "rounds=40", "--set", "evaluate.every=1", "--set", "checkpoint.every=1"
+    keys = "--set", "rounds=20", "--set", "evaluate.every=1", "--set", "checkpoint.every=1"
     one, killed = tmp_path / "one", tmp_path / "killed"
     assert alone([sys.executable, *map(str, run(one, "fedavg-digits", *keys))]).code == 0
     with Cluster(3, [tmp_path]) as cluster:
@@ -154,7 +161,7 @@ def test_a_run_whose_host_was_killed_goes_on_on_the_others_to_the_bit(mpi: str, 
 def test_nobody_stays_where_the_servers_host_has_crashed(config: dict[str, Any], mpi: str, tmp_path: Path) -> None:
     """Its launcher is gone with it: each rank ends by itself; the run goes on from another host."""
     folder = tmp_path / "run"
-    config = config | {"rounds": 40, "checkpoint": {"every": 5}}
+    config = config | {"rounds": 30, "checkpoint": {"every": 5}}
     _, _, *words = run(folder, toml(config, tmp_path / "run.toml"))
     with Cluster(3, [tmp_path]) as cluster:
         with cluster.live(mpi, (1, 2, 2), [*HASTY, *words], tmp_path / "first") as job:
@@ -164,14 +171,14 @@ def test_nobody_stays_where_the_servers_host_has_crashed(config: dict[str, Any],
         assert "the server (rank 0) has been silent for" in store.read_status(folder).reason
         with cluster.live(mpi, (0, 1, 2), ["-m", "hpcfl", "resume", folder], tmp_path / "second") as job:
             over(cluster, job)
-    assert store.open_run(folder)["round"].values.tolist() == list(range(40))
+    assert store.open_run(folder)["round"].values.tolist() == list(range(30))
 
 
-@pytest.mark.parametrize("mpi", first_is_quick((mpi,) for mpi in mpis()))
+@pytest.mark.parametrize("mpi", first_is_quick(mpis()))
 def test_a_server_that_comes_back_finds_its_run_taken_over(mpi: str, tmp_path: Path) -> None:
     """Its host was cut off, and the run went on from another one; it writes no more, and its ranks end."""
     folder = tmp_path / "run"
-    config = toml(REAL | {"rounds": 60, "checkpoint": {"every": 5}}, tmp_path / "run.toml")
+    config = toml(REAL | {"rounds": 40, "checkpoint": {"every": 5}}, tmp_path / "run.toml")
     with Cluster(4, [tmp_path]) as cluster, cluster.live(mpi, (1, 2), run(folder, config), tmp_path / "first") as job:
         job.until(lambda: told(job) > 10)
         cluster.cut("h1")
@@ -185,7 +192,7 @@ def test_a_server_that_comes_back_finds_its_run_taken_over(mpi: str, tmp_path: P
     assert job.process.wait() != 0
     assert f"'{folder}' was taken over by process" in job.err or "the run has been taken over by" in job.err
     assert store.read_status(folder).state == "done"
-    assert store.open_run(folder)["round"].values.tolist() == list(range(60))
+    assert store.open_run(folder)["round"].values.tolist() == list(range(40))
 
 
 @pytest.mark.parametrize("mpi", mpis())
@@ -252,12 +259,12 @@ def test_bytes_on_record_are_those_of_the_cables(config: dict[str, Any], mpi: st
     assert data["wire_bytes_in"].values.sum() == pytest.approx(data["wire_bytes_out"].values.sum(), rel=1e-3)
 
 
-@pytest.mark.parametrize("mpi", mpis())
+@pytest.mark.parametrize("mpi", first_is_quick(mpis()))
 def test_in_simulated_time_one_copy_goes_to_each_host_and_one_comes(mpi: str, tmp_path: Path) -> None:
     """Of the state, tested and used, at 4 bytes a number, and of the sums at 8."""
     sent = carried(SIMULATED, mpi, (1, 2, 2), tmp_path)
     numbers = 64 * 512 + 512 + 512 * 512 + 512 + 512 * 10 + 10
-    assert 1.0 < sent / (20 * 2 * (4 + 8) * numbers) < 1.05
+    assert 1.0 < sent / (10 * 2 * (4 + 8) * numbers) < 1.05
 
 
 @pytest.mark.parametrize("mpi", mpis())
@@ -304,7 +311,7 @@ def test_a_job_whose_host_is_cut_off_for_good_ends(
     more: dict[str, Any], mpi: str, options: tuple[str, ...], tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    words = run(folder, toml(REAL | more | {"lost_after": 3.0, "rounds": 40}, tmp_path / "run.toml"))
+    words = run(folder, toml(REAL | more | {"lost_after": 3.0, "rounds": 30}, tmp_path / "run.toml"))
     with Cluster(4, [tmp_path]) as cluster, cluster.live(mpi, SPREAD, words, tmp_path / "job", options) as job:
         job.until(lambda: told(job) > 10)
         cluster.cut("h4")
