@@ -195,7 +195,7 @@ def test_a_server_that_comes_back_finds_its_run_taken_over(mpi: str, tmp_path: P
     assert store.open_run(folder)["round"].values.tolist() == list(range(40))
 
 
-@pytest.mark.parametrize("mpi", mpis())
+@pytest.mark.parametrize("mpi", first_is_quick(mpis()))
 def test_a_host_without_the_data_is_named(mpi: str, tmp_path: Path) -> None:
     mnist = Path(os.environ.get("HPCFL_DATA", "")) / "mnist"
     if not mnist.is_dir():
@@ -212,10 +212,9 @@ def test_a_host_without_the_data_is_named(mpi: str, tmp_path: Path) -> None:
     assert [each for each in job.err.splitlines() if each.startswith("hpcfl: ")] == [line]
 
 
-@pytest.mark.parametrize("mpi", mpis())
-@pytest.mark.parametrize("what", ["h5py", "another MPI"])
+@pytest.mark.parametrize(("what", "mpi"), in_turn(["another MPI", "h5py"]))
 def test_a_host_that_lacks_what_others_have_is_named(what: str, mpi: str, tmp_path: Path) -> None:
-    """Nobody waits for it, nor for a launcher."""
+    """Nobody waits for it, whichever launcher it is."""
     if what == "another MPI":
         if len(mpis()) < 2:
             pytest.skip("there is one MPI")
@@ -259,7 +258,8 @@ def test_bytes_on_record_are_those_of_the_cables(config: dict[str, Any], mpi: st
     assert data["wire_bytes_in"].values.sum() == pytest.approx(data["wire_bytes_out"].values.sum(), rel=1e-3)
 
 
-@pytest.mark.parametrize("mpi", first_is_quick(mpis()))
+@pytest.mark.parametrize("mpi", mpis())
+@pytest.mark.slow
 def test_in_simulated_time_one_copy_goes_to_each_host_and_one_comes(mpi: str, tmp_path: Path) -> None:
     """Of the state, tested and used, at 4 bytes a number, and of the sums at 8."""
     sent = carried(SIMULATED, mpi, (1, 2, 2), tmp_path)
@@ -281,8 +281,7 @@ def test_where_a_link_loses_frames_only_visits_of_its_host_are_late(width: Any, 
     assert came(folder, (4, 5))[15:].any()
 
 
-@pytest.mark.parametrize("mpi", mpis())
-@pytest.mark.parametrize("ready", [False, True], ids=["while MPI starts", "once MPI has started"])
+@pytest.mark.parametrize(("ready", "mpi"), in_turn([False, True]))
 def test_a_host_that_is_cut_off_in_the_start_is_spoken_of(ready: bool, mpi: str, tmp_path: Path) -> None:
     folder, marks = tmp_path / "run", tmp_path / "marks"
     marks.mkdir()
