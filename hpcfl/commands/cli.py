@@ -427,7 +427,7 @@ def carry_out(arguments: list[str] | None = None) -> int:
 
             refuse(f"{error}: expected the packages that hpcfl is installed with, on each host")
     except UserError as error:
-        if not error.settled:
+        if not error.settled:  # else NumPy may be missing, which that takes
             from hpcfl.launch.failure import speaks
         if error.settled or speaks(error):
             if "--debug" in (arguments or sys.argv):

@@ -52,8 +52,8 @@ def raise_together(comm: Any, make: Callable[[], T]) -> T:
 
 
 def speaks(error: UserError) -> bool:
-    """True on the one rank that tells of an error: where all ranks had it at once, the first."""
-    if error.settled or not launched():
+    """True on the one rank that tells of an error that is not settled: where all ranks had it at once, the first."""
+    if not launched():
         return True
     try:
         comm = checked_world()[0]

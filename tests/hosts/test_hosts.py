@@ -51,11 +51,11 @@ def first_is_quick(cases: Iterable[Any]) -> list[Any]:
 
 def in_turn(cases: Iterable[Any]) -> list[Any]:
     """Take each case with one MPI after the other; mark as slow what the others make of it."""
-    found = list[Any]()
-    for number, case in enumerate(cases):
-        for index, mpi in enumerate(mpis()):
-            found.append(pytest.param(case, mpi) if index == number % len(mpis()) else slow(case, mpi))
-    return found
+    return [
+        pytest.param(case, mpi) if index == number % len(mpis()) else slow(case, mpi)
+        for number, case in enumerate(cases)
+        for index, mpi in enumerate(mpis())
+    ]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -221,8 +221,7 @@ def test_a_host_that_lacks_what_others_have_is_named(what: str, mpi: str, tmp_pa
         other = next(each for each in mpis() if each != mpi)
         what = str(PREFIXES / other / "lib" / LIBRARIES[other])
     _, _, *words = run(tmp_path / "run", "fedavg-digits")
-    lacking = ROOT / "tests" / "helpers" / "lacking.py", "3,4", what
-    words = [*lacking, *words]
+    words = [ROOT / "tests" / "helpers" / "lacking.py", "3,4", what, *words]
     with Cluster(3, [tmp_path]) as cluster, cluster.live(mpi, (1, 2, 2), words, tmp_path / "job") as job:
         over(cluster, job, 2)
     line = "hpcfl: No module named 'h5py': expected " if what == "h5py" else "hpcfl: "
