@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from math import inf
 
@@ -101,10 +102,15 @@ class ArrivalsServer(Server):
         self.serials[now.round], _ = self._served(now.shared)
         self.absences.look(now.round)
         due = self.origin + start + lasts  # what the server's step took is a part of the round, as in simulated time
-        step = Step(ExactSums(self.job.layout), due if due > began else began + lasts)
+        step, before = Step(ExactSums(self.job.layout), due if due > began else began + lasts), deepcopy(flights)
         with record.timed("wait_seconds"):
             self._stop_stale(step, now)
-            self._fill(step, now, record)
+            try:
+                self._fill(step, now, record)
+            except Interrupted:  # that ends the step with what has arrived, since it is acknowledged
+                if not step.came:  # no row will tell of visits that have ended since the step began: they begin anew
+                    vars(flights).update(vars(before))
+                    raise
         clients = np.array([visit[0] for visit in step.came], dtype=np.int64)
         for one, factor in zip(step.held, self.rules.evened(clients).tolist()):
             add_all(one, step.sums, factors=dict.fromkeys(self.job.layers.of, factor))
@@ -122,10 +128,7 @@ class ArrivalsServer(Server):
         return plan, step.sums
 
     def _fill(self, step: Step, now: Progress, record: Record) -> None:
-        """Take what arrives and send clients out in its stead, until the step is over.
-
-        A wish to stop ends it with what has arrived, since that is acknowledged.
-        """
+        """Take what arrives and send clients out in its stead, until the step is over."""
         patience = max(self.lanes.patience, 3 * self.lasted) if step.ends == inf else inf
         began = time.monotonic()
 
@@ -135,24 +138,20 @@ class ArrivalsServer(Server):
         def left() -> float:
             return min(step.ends, *(flight.ends for flight in self.at_work.values()), inf) - time.monotonic()
 
-        try:
-            for _ in self.lanes.waiting(f"visits of round {now.round}", owing, self.rest, left, patience):
-                with self.phases.phase("reduction"):
-                    self._take(step, now, record)
-                if step.full or time.monotonic() >= step.ends:
-                    break
-                with self.phases.phase("broadcast"):
-                    self._send(step, now)
-            else:
-                lost = ", ".join(str(loss.rank) for loss in self.lanes.lost) or "none"
-                some = ", some of every client" if self.rules.every_client else ""
-                raise RunError(
-                    f"round {now.round}: expected participation.buffer = {self.rules.buffer} visits{some}, but only "
-                    f"{len(step.came)} have come, and nobody is left to be sent out; lost ranks: {lost}"
-                )
-        except Interrupted:
-            if not step.came:
-                raise
+        for _ in self.lanes.waiting(f"visits of round {now.round}", owing, self.rest, left, patience):
+            with self.phases.phase("reduction"):
+                self._take(step, now, record)
+            if step.full or time.monotonic() >= step.ends:
+                break
+            with self.phases.phase("broadcast"):
+                self._send(step, now)
+        else:
+            lost = ", ".join(str(loss.rank) for loss in self.lanes.lost) or "none"
+            some = ", some of every client" if self.rules.every_client else ""
+            raise RunError(
+                f"round {now.round}: expected participation.buffer = {self.rules.buffer} visits{some}, but only "
+                f"{len(step.came)} have come, and nobody is left to be sent out; lost ranks: {lost}"
+            )
         self.lasted = time.monotonic() - began
 
     # what arrives
