@@ -28,6 +28,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import click
@@ -35,6 +36,7 @@ import numpy as np
 import pytest
 
 import hpcfl
+from helpers.cells import run_cell
 from helpers.launcher import ROOT, job, mpis
 from helpers.networks import FOUND, written
 from hpcfl.base import plugins
@@ -193,7 +195,11 @@ def targets() -> set[str]:
 
 @pages
 def test_what_a_page_says_to_type_works(
-    page: Path, typed: Path, targets: set[str], capsys: pytest.CaptureFixture[str]
+    page: Path,
+    typed: Path,
+    targets: set[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     listed: set[Path] = set()
     for block in blocks(page):
@@ -201,7 +207,8 @@ def test_what_a_page_says_to_type_works(
         if block.file:
             Path(block.file).write_text(block.text, encoding="utf-8")
         elif block.language == "python":
-            exec(compile(block.text, page.name, "exec"), {"__name__": "__main__"})
+            monkeypatch.setitem(sys.modules, "__main__", main_module := ModuleType("__main__"))
+            run_cell(block.text, main_module)
         for words in noted(block.text, typed) if block.language == "sh" else ():
             judge(words, targets, listed)
             if words[:2] == ["hpcfl", "stop"]:

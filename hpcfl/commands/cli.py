@@ -89,6 +89,7 @@ def cli(debug: bool) -> None:
 @click.option("--out", type=PATH, help="Run folder (default: runs/<name of the config>).")
 @DATA_DIR
 @_flag("--resume", "Go on if the folder already holds a run of this config.")
+@_flag("--overwrite", "Remove the run that the folder already holds, if this one can begin.")
 @STARTS
 def run(**options: Any) -> None:
     """Run CONFIG, a TOML file or a preset's name; the same alone, under mpirun and under srun."""

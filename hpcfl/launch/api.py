@@ -5,20 +5,22 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from hpcfl import store
+from hpcfl.algorithms.base import Algorithm
 from hpcfl.base.errors import ErrorOnOtherRank, RunError, UsageError
 from hpcfl.base.lazy import Tensor, torch, xarray
 from hpcfl.base.memory import LARGE_PAGES
 from hpcfl.config import Config, Overlay
 from hpcfl.engine import stopping
-from hpcfl.launch.request import default_folder, run_request
+from hpcfl.launch import given
+from hpcfl.launch.request import RunRequest, default_folder, run_request
 from hpcfl.launch.run import launch
 from hpcfl.mpi.cores import cores
 from hpcfl.mpi.devices import VISIBLE
@@ -86,11 +88,15 @@ class Run:
 def run(
     config: str | Path | Mapping[str, Any] | Config,
     *,
+    algorithm: str | type[Algorithm] | None = None,
+    model: str | Callable[..., Any] | None = None,
+    loss: str | Callable[..., Any] | None = None,
     out: Path | str | None = None,
     overlays: Overlay | Iterable[Overlay] = (),
     settings: Mapping[str, Any] | None = None,
     data_dir: Path | str | None = None,
     resume: bool = False,
+    overwrite: bool = False,
     force: bool = False,
     quiet: bool | None = None,
     comm: Any = None,
@@ -98,6 +104,9 @@ def run(
     trust: bool = False,
 ) -> Run:
     """Carry out a run, as ``hpcfl run`` does, and return what it left.
+
+    A class or function that the script or notebook has defined is kept as source in ``code`` of the run folder, with
+    what it uses: `resume` and other ranks take it from there. Others are named by their module.
 
     In a script that ``mpirun`` or ``srun`` has started this is collective: all ranks call it alike, and all get the
     same `Run` or the same exception. Signals TERM, INT and USR1 ask the run to stop meanwhile. Signal handlers, thread
@@ -107,6 +116,13 @@ def run(
     ----------
     config : str, Path, mapping or Config
         A preset's name, a TOML file, nested tables as in one, or a `Config`.
+    algorithm : str or type, optional
+        A method's name, or a class derived from `hpcfl.Algorithm`, in the place of the config's.
+    model : str or callable, optional
+        A model's name, or a class derived from ``torch.nn.Module`` or a function that makes a module. It is called with
+        ``shape`` and ``classes`` where it takes these, and with keys of ``[model]``.
+    loss : str or callable, optional
+        A loss's name, or a function ``(outputs, labels) -> Tensor [B]``.
     out : Path or str, optional
         The run folder; None: ``runs/<name>``, that of the file or preset, otherwise of the method.
     overlays : str, Path or mapping, or several
@@ -118,6 +134,8 @@ def run(
         Folder of the data sets; None: what HPCFL_DATA says.
     resume : bool
         Go on with the run that the folder already holds; without it such a folder is refused.
+    overwrite : bool
+        Remove the run that the folder already holds, if this one can begin.
     force : bool
         Go on even if the run seems to be running on a host that is gone, and with files of the user's that have changed
         since it began.
@@ -145,7 +163,17 @@ def run(
     data = Path(place) if place else None
     silent = not sys.stdout.isatty() if quiet is None else quiet
 
-    decide = partial(run_request, config, settings or {}, folder, data, resume, force, overlays, trust, quiet=silent)
+    own = {"algorithm.name": algorithm, "model.name": model, "task.loss": loss}
+    more = {"quiet": silent, "overwrite": overwrite}
+
+    def decide() -> RunRequest | None:
+        named = {key: given.named(each, key) for key, each in own.items() if each is not None}
+        modules = {name: source for _, several in named.values() for name, source in several.items()}
+        given.written(modules)
+        keys = {**(settings or {}), **{key: name for key, (name, _) in named.items()}}
+        request = run_request(config, keys, folder, data, resume, force, overlays, trust, **more)
+        return request and request.model_copy(update={"modules": modules})
+
     with _left_as_it_was():
         comm = world() if comm is None else comm
         try:

@@ -34,6 +34,7 @@ class RunRequest(BaseModel):
     new: bool = True
     quiet: bool = False
     force: bool = False
+    overwrite: bool = False
     profile: bool = False
     only: list[str] | None = Field(default_factory=plugins.only)
     """The digests of the files that alone may be imported."""
@@ -45,6 +46,8 @@ class RunRequest(BaseModel):
     """Which ranks compute by other code, where that is allowed."""
     places: list[Path] = Field(default_factory=plugins.places)
     """Where rank 0 looks for classes from outside the package."""
+    modules: dict[str, str] = Field(default_factory=dict)
+    """Source, by name, of modules that a script has given."""
 
 
 def run_request(
@@ -56,23 +59,26 @@ def run_request(
     force: bool = False,
     overlays: Overlay | Iterable[Overlay] = (),
     trust: bool = False,
+    overwrite: bool = False,
     **shown: bool,
 ) -> RunRequest | None:
     """Judge a new run: its config, its data's headers, its folder. None where nothing is left to do.
 
-    `shown` are `quiet` and `profile`, as a request has them.
+    With `overwrite` it takes the place of one that is there. `shown` are `quiet` and `profile`, as a request has them.
     """
+    if overwrite and resume:
+        raise UsageError("--overwrite begins anew, --resume goes on: expected one of them")
     loaded = configs.load(config, settings, overlays, tell=True, data_dir=data_dir)
     run_dir = out or default_folder(config)
-    if (run_dir / "run.h5").exists():
+    if (run_dir / "run.h5").exists() and not overwrite:
         if not resume:
-            raise UsageError(f"'{run_dir}' already holds a run: choose another --out, or hpcfl resume {run_dir}")
+            raise UsageError(f"'{run_dir}' already holds a run: choose another --out, --resume or --overwrite")
         check_same(run_dir, loaded, force, trust)
         return resume_request(run_dir, data_dir, force, trust=trust, **shown)
     loaded.check(data_dir)
     check_writable(run_dir)
     known: dict[str, Any] = {"data_dir": data_dir.resolve() if data_dir else None, "force": force, **shown}
-    return RunRequest(folder=run_dir, config=loaded.text(), **known)
+    return RunRequest(folder=run_dir, config=loaded.text(), overwrite=overwrite, **known)
 
 
 def default_folder(config: ConfigLike) -> Path:

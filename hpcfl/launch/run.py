@@ -37,7 +37,7 @@ from hpcfl.engine.rounds import Rounds
 from hpcfl.engine.simulated import Simulated
 from hpcfl.engine.trial import tried
 from hpcfl.engine.watchdog import LeftBehind, Watchdog, beating
-from hpcfl.launch import host
+from hpcfl.launch import given, host
 from hpcfl.launch.failure import ERROR_FILE, GIVE_UP_SECONDS, fail, noted, raise_together
 from hpcfl.launch.request import RunRequest
 from hpcfl.mpi.channel import connect
@@ -48,7 +48,7 @@ from hpcfl.mpi.placement import check_communicators, check_there, lane_topologie
 from hpcfl.mpi.transport import Transport
 from hpcfl.mpi.waiting import Patience, Roll, tell, telling, texts
 from hpcfl.realtime import start
-from hpcfl.store.atomic import number_of
+from hpcfl.store.atomic import number_of, write_text
 
 Processes = list[tuple[str, str]]
 """Host and process id of each rank."""
@@ -102,6 +102,7 @@ def launch(
 def carry_out(request: RunRequest, comm: Any) -> None:
     """Put the job together on every rank, then run it; `Stopped` if it was asked to stop."""
     plugins.look_first(request.places, request.folder, request.only)
+    given.written(request.modules)
     renew()
     config = raise_together(comm, lambda: from_text(request.config))
     rank = 0 if comm is None else comm.Get_rank()
@@ -335,6 +336,11 @@ def _open(
         with _writable(folder):
             folder.mkdir(parents=True, exist_ok=True)
             store.take(folder, request.force)
+            if request.overwrite:
+                store.discard(folder)
+            for name, source in request.modules.items():
+                (folder / "code").mkdir(exist_ok=True)
+                write_text(folder / "code" / f"{name}.py", source)
             store.create(folder, attributes, about_clients(job.task.federation))
     else:
         held = store.run_attributes(folder)

@@ -10,7 +10,7 @@ import inspect
 import json
 from collections.abc import Callable
 from inspect import Parameter
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, create_model
 
@@ -20,6 +20,9 @@ from hpcfl.base.plugins import callable_of, reason
 from hpcfl.base.types import Shape
 from hpcfl.models.base import Model, ModuleModel
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 GIVEN = ("shape", "classes")
 TYPES = {each.__name__: each for each in (bool, int, float, str)}
 
@@ -27,20 +30,33 @@ TYPES = {each.__name__: each for each in (bool, int, float, str)}
 class Foreign(ModuleModel):
     """A module that a factory makes: ``factory(shape=…, classes=…, **keys)``, shape being that of one sample.
 
-    What the factory raises becomes a UsageError in one line.
+    Of these two it is given what it takes. What the factory raises becomes a UsageError in one line.
     """
 
     model_config = ConfigDict(protected_namespaces=())
     _factory: ClassVar[Callable[..., Any]]
     """The factory as it was when the config was judged: its file may since have been loaded anew."""
 
+    @classmethod
+    def from_table(cls, table: Any, where: str) -> Self:
+        for name, field in cls.model_fields.items():
+            if field.is_required() and name not in table:
+                spec, instead = cls.model_fields["name"].default, " or ".join(GIVEN)
+                raise UsageError(
+                    f"model.name = '{spec}': it takes '{name}': expected {where}.{name}, or {instead} instead"
+                )
+        return super().from_table(table, where)
+
     def module(self, shape: Shape | tuple[Shape, ...], classes: int) -> torch.nn.Module:
         where, fields = f"model.name = '{self.name}'", type(self).model_fields
         keys = {key: value for key, value in self if key not in Model.model_fields}
         # a default is the factory's own object, which a config may be unable to hold
         own = {key: value for key, value in keys.items() if key not in fields or value != fields[key].default}
+        takes = inspect.signature(type(self)._factory).parameters
+        open_ended = any(each.kind is Parameter.VAR_KEYWORD for each in takes.values())
+        own |= {key: value for key, value in zip(GIVEN, (shape, classes)) if open_ended or key in takes}
         try:
-            made = type(self)._factory(shape=shape, classes=classes, **own)
+            made = type(self)._factory(**own)
         except Exception as error:
             raise UsageError(f"{where}: {reason(error)}") from error
         if not isinstance(made, torch.nn.Module):
@@ -70,9 +86,6 @@ def _section(spec: str, factory: Callable[..., Any], where: str) -> type[Foreign
         raise UsageError(f"{where}: {reason(error)}") from error
     parameters = {key: each for key, each in signature.parameters.items() if each.kind is not Parameter.VAR_POSITIONAL}
     open_ended = any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values())
-    if lacking := [name for name in GIVEN if name not in parameters and not open_ended]:
-        what = "a factory that takes shape and classes by name"
-        raise UsageError(f"{where}: expected {what}, got one without {lacking[0]}")
     fields: dict[str, Any] = {"name": (Literal[spec], spec)}
     for name, each in parameters.items():
         if name in GIVEN or each.kind is Parameter.VAR_KEYWORD:

@@ -24,6 +24,7 @@ from hpcfl.store.columns import Fact as Fact
 from hpcfl.store.findings import Findings as Findings
 from hpcfl.store.findings import verify as verify
 from hpcfl.store.owner import check_owner as check_owner
+from hpcfl.store.owner import discard as discard
 from hpcfl.store.owner import release as release
 from hpcfl.store.owner import take as take
 from hpcfl.store.reading import data_folder as data_folder

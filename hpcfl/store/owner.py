@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -61,6 +62,16 @@ def release(run_dir: Path) -> None:
     if file is not None:
         _remove(run_dir, file)
         file.close()
+
+
+def discard(run_dir: Path) -> None:
+    """Remove a run from a folder that this process owns; what else lies there stays. OSError where that cannot be."""
+    for name in ("run.h5", "metrics", "checkpoints", "code", *inside.WRITTEN):
+        path = run_dir / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif name != FILE:
+            path.unlink(missing_ok=True)
 
 
 def check_owner(run_dir: Path) -> None:

@@ -225,9 +225,18 @@ def no_module(shape: tuple[int, ...], classes: int) -> int:
     return 3
 
 
-def without_classes(shape: tuple[int, ...]) -> nn.Module:
-    """Lack what the data give."""
-    return nn.Linear(*shape)
+def of_shape(shape: tuple[int, ...]) -> nn.Module:
+    """Take the shape alone of what the data give."""
+    made = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    made.given = f"{shape = }"
+    return made
+
+
+def of_nothing() -> nn.Module:
+    """Take nothing of it, as most modules do."""
+    made = of_shape(())
+    made.given = "nothing"
+    return made
 
 
 def refusing(shape: tuple[int, ...], classes: int) -> nn.Module:

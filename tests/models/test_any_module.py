@@ -408,7 +408,6 @@ CASES = {
         "model.name = 'helpers.modules:NOTHING': expected a class or ",
     ),
     "makes-none": ("helpers.modules:no_module", "expected a factory of a torch.nn.Module, got one of 3"),
-    "signature": ("helpers.modules:without_classes", "takes shape and classes by name, got one without classes"),
     "raises": ("helpers.modules:refusing", "model.name = 'helpers.modules:refusing': ArithmeticError: no such width ("),
     "features": ("helpers.modules:wrong_features", "features of shape (1, 8, 8): RuntimeError: mat1 and mat2 shapes "),
     "outputs": ("helpers.modules:wrong_outputs", "expected outputs of shape [3, 10] for 3 samples, got [3, 11]"),
@@ -426,6 +425,12 @@ def test_one_line(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert len(lines) == 1
         assert said in lines[0]
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("name", "first"), [("of_shape", "shape = (1, 8, 8)"), ("of_nothing", "nothing")])
+def test_a_factory_is_given_what_it_takes(name: str, first: str, tmp_path: Path) -> None:
+    file = toml(small("two") | {"model": {"name": f"helpers.modules:{name}"}}, tmp_path / "a.toml")
+    assert load(file).model.module((1, 8, 8), 10).given == first
 
 
 def test_keys_that_no_factory_has_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

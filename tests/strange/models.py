@@ -37,7 +37,7 @@ FAULTY = {
     "HeldInList": "expected parameters that learn (requires_grad), got none",
     "WithoutInit": "AttributeError: cannot assign module before Module.__init__() call",
     "WithoutForward": "features of shape (4,): NotImplementedError: Module [WithoutForward] is",
-    "OtherParameters": "expected a factory that takes shape and classes by name, got one",
+    "OtherParameters": "it takes 'inputs': expected model.inputs, or shape or classes instead",
     "RaisesInInit": "ValueError: no luck",
     "Raises": "features of shape (4,): ValueError: no luck",
     "RaisesInTests": "ValueError: no luck",
