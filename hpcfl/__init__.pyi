@@ -9,6 +9,7 @@ from .base.rng import keyed
 from .config import Config
 from .data import ClientData, Federation, Header, InMemory, Source
 from .launch.api import Run, run
+from .launch.saved import save_data
 from .learning.batches import Batch, Visits
 from .learning.optim import zeros
 from .learning.task import ClientBatch, Task
@@ -47,6 +48,7 @@ __all__ = [
     "open_run",
     "open_sweep",
     "run",
+    "save_data",
     "zeros",
 ]
 

@@ -14,7 +14,7 @@ from rich.table import Column, Table
 
 from hpcfl import store
 from hpcfl.base.console import width_of
-from hpcfl.base.errors import RunError, UserError
+from hpcfl.base.errors import RunError, UserError, listed
 from hpcfl.base.terminal import say
 from hpcfl.results.run_table import ACCURACY, Group, Recorded, groups, last_figures, recorded_metrics
 from hpcfl.store.inside import one_line
@@ -79,6 +79,7 @@ FIGURES: dict[str, tuple[Any, Callable[[Any], Any] | None]] = {
     "staleness": (None, _staleness),  # mean over the visits that counted, where arrivals ended rounds
     "lost": ([], None),  # clients, and how
     "rehosted": ([], None),  # clients of lost ranks, and where they went on
+    "names": ([], None),  # clients', where they have any
     "absent": ([], None),  # which hosts and ranks were not heard of for some rounds, and when they were back
     "rejected": (0, lambda data: int((data["rejected"] == 1).sum()) if "rejected" in data else 0),  # visits, or parts
     "warnings": ({}, None),  # of the guard, by kind
@@ -162,6 +163,7 @@ def summary(path: Path) -> dict[str, Any]:
     known |= {"lost": sorted(lost.items()), "rehosted": sorted(rehosted.items()), "warnings": warnings}
     away = (event["text"] for event in events if event["kind"] in ("absent", "returned"))
     known["absent"] = list(dict.fromkeys(away))  # there is an event for each client
+    known["names"] = data["client_name"].values.tolist() if "client_name" in data.coords else []
     return row | known
 
 
@@ -220,8 +222,11 @@ def remarks(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield f"{name}: {row['status']}: {row['reason']}"
         if (row["quiet_seconds"] or 0.0) > QUIET_SECONDS:
             yield f"{name}: running, but has written nothing for {row['quiet_seconds']:.0f} s"
-        yield from (f"{name}: client {client} was lost {how}" for client, how in row["lost"])
-        yield from (f"{name}: client {client} went on {how}" for client, how in row["rehosted"])
+        if row["names"]:
+            yield f"{name}: clients: {listed(row['names'])}"
+        who = {client: f"{client} ({called})" for client, called in enumerate(row["names"])}
+        yield from (f"{name}: client {who.get(client, client)} was lost {how}" for client, how in row["lost"])
+        yield from (f"{name}: client {who.get(client, client)} went on {how}" for client, how in row["rehosted"])
         yield from (f"{name}: {text}" for text in row["absent"])
         if set(row["fates"]) - {"counted", "under_way"}:
             told = ", ".join(f"{visits} {fate.replace('_', ' ')}" for fate, visits in row["fates"].items())

@@ -24,7 +24,7 @@ from hpcfl.base import plugins
 from hpcfl.base.blame import blaming
 from hpcfl.base.config import ConfigBase, check_plain, checked, sections, unknown
 from hpcfl.base.config import recorded as recorded_table
-from hpcfl.base.digests import changed, origin
+from hpcfl.base.digests import changed, is_file, origin
 from hpcfl.base.errors import UsageError, no_meaning, refusal, toml
 from hpcfl.base.loaded import renew
 from hpcfl.base.rng import key_as_seed
@@ -454,15 +454,34 @@ def of_run(attributes: Mapping[str, str], run: Path, force: bool = False, trust:
     Code is imported that has run here, and with `trust` what the folder names. UsageError where a file has changed, is
     not there, or is not to be imported.
     """
-    lost = _look_for(attributes, run, force, trust)
-    for reason in (*lost.values(), *_changed_files(attributes, force).values()):
+    lost, (table, files) = _look_for(attributes, run, force, trust), _kept(attributes, run)
+    for reason in (*lost.values(), *_changed_files(files, force).values()):
         raise UsageError(reason)
-    return from_text(attributes["config"])
+    return from_table(table)
 
 
-def _changed_files(attributes: Mapping[str, str], force: bool) -> dict[str, str]:
+def _kept(attributes: Mapping[str, str], run: Path) -> tuple[Table, dict[str, dict[str, str]]]:
+    """Return a run's config as a table, and the files that it names, those of the `run` folder where that is now."""
+    table, files = recorded_table(attributes["config"]), json.loads(attributes.get("files", "{}"))
+    for key, known in files.items():
+        here, (section, _, name) = run.resolve() / Path(known["file"]).name, key.partition(".")
+        if (
+            not is_file(Path(known["file"]))
+            and not changed(key, known, "", here)
+            and isinstance(table.get(section), dict)
+        ):
+            table[section][name] = known["file"] = str(here)
+    return table, files
+
+
+def has_moved(attributes: Mapping[str, str], run: Path) -> bool:
+    """Return whether files that the `run` folder keeps lie elsewhere than its config says."""
+    return _kept(attributes, run)[0] != recorded_table(attributes["config"])
+
+
+def _changed_files(files: Mapping[str, Mapping[str, str]], force: bool) -> dict[str, str]:
     """Return what has become of the files that a run's config names and that have changed, by their keys."""
-    files = {} if force else json.loads(attributes.get("files", "{}"))
+    files = {} if force else files
     reasons = {key: changed(key, known, "expected it there") for key, known in files.items()}
     return {key: reason for key, reason in reasons.items() if reason}
 
@@ -494,12 +513,12 @@ def to_read(
     UsageError
         If the model's own class is not here, or is not to be imported.
     """
-    lost = _look_for(attributes, run, force, trust)
-    table, absent = recorded_table(attributes["config"]), dict[str, str]()
+    lost, absent = _look_for(attributes, run, force, trust), dict[str, str]()
+    table, files = _kept(attributes, run)
     for section in PICKED:
         if not isinstance(table.get(section, {}), dict):
             raise UsageError(f"{section}: expected a table, got {toml(table[section])}")
-    for key, reason in _changed_files(attributes, force).items():
+    for key, reason in _changed_files(files, force).items():
         absent[key if key.startswith("model.") else key.partition(".")[0]] = reason
     if "model.initial" in absent:
         table["model"] = {**table["model"], "initial": None}

@@ -99,6 +99,7 @@ class Federation(ABC):
     shapes: Sequence[Shape]  # one sample's features, per client
     augment: float | None = field(default=None, kw_only=True)  # images are padded with it, cropped and flipped
     pieces: tuple[Piece, ...] = field(default=(), kw_only=True)  # as in `Header`
+    names: tuple[str, ...] = field(default=(), kw_only=True)  # of the clients, where they have other than numbers
 
     @property
     def clients(self) -> int:

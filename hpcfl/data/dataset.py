@@ -48,19 +48,19 @@ class TorchDataset(Pooled):
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(key_as_seed(seed, "dataset"))
             where = f"data.name = '{self.name}'"
-            read = [_read(part, where) for part in parts]
-        x, y, pieces = read[0]
+            both = [read(part, where) for part in parts]
+        x, y, pieces = both[0]
         if self.augment and (pieces or x.ndim != 4):
             raise refusal("data.augment", f"false, since samples of {self.name} are no images [C, H, W]", True, False)
         rows = keyed(seed, "test").permutation(len(y))
         held, kept = map(np.sort, np.split(rows, [int(len(y) * self.test_share)]))
-        train, test = ((x, y), read[1][:2]) if len(read) > 1 else ((x[kept], y[kept]), (x[held], y[held]))
+        train, test = ((x, y), both[1][:2]) if len(both) > 1 else ((x[kept], y[kept]), (x[held], y[held]))
         peak = PEAK if x.dtype == np.uint8 else 0
         if y.dtype.kind == "f":
             classes = y.shape[-1] if y.ndim > 1 else 1
         else:
-            classes = 1 + max(int(labels.max(initial=-1)) for _, labels, _ in read)
-            check_largest(f"{where}: labels", classes - 1, sum(len(labels) for _, labels, _ in read))
+            classes = 1 + max(int(labels.max(initial=-1)) for _, labels, _ in both)
+            check_largest(f"{where}: labels", classes - 1, sum(len(labels) for _, labels, _ in both))
         return Pool(*train, *test, peak, classes, pieces)
 
     def _made(self, data_dir: Path | None) -> list[Any]:
@@ -94,7 +94,7 @@ def _section(spec: str, found: Callable[..., Any]) -> type[TorchDataset]:
     return create_model("TorchDataset", __base__=TorchDataset, __module__=__name__, __doc__=doc, **field)
 
 
-def _read(dataset: Any, where: str) -> tuple[Pixels, Labels, tuple[Piece, ...]]:
+def read(dataset: Any, where: str) -> tuple[Pixels, Labels, tuple[Piece, ...]]:
     """Return all samples' features and labels ``[n, …]``; those of several tensors as `packed` has them."""
     try:
         count = len(dataset) if hasattr(dataset, "__len__") else None

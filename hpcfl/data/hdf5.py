@@ -143,7 +143,9 @@ class Hdf5(Pooled):
         both = contents.train, contents.test
         train, test = (np.array([part.size for part in parts], dtype=np.int64) for parts in both)
         shapes, classes = [(len(indices),) for indices in kept] or shapes, self.labels or contents.classes
-        return Hdf5Federation(classes, train, test, shapes, path, contents, kept or None, self.reading)
+        names = tuple(part.group.split("/")[1] for part in contents.train)
+        names = () if names == tuple(map(str, range(clients))) else names
+        return Hdf5Federation(classes, train, test, shapes, path, contents, kept or None, self.reading, names=names)
 
     def _most(self, width: int) -> int:
         """Return how many of so many features may be pruned, never all."""

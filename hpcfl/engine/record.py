@@ -30,6 +30,7 @@ from hpcfl.mpi.transport import Transport
 from hpcfl.schedule.oracle import Spent
 from hpcfl.schedule.plan import Fate, Plan
 from hpcfl.store import Column, Fact
+from hpcfl.store.columns import NAMES
 from hpcfl.sums.guard import Rejection
 from hpcfl.sums.message import Sums
 
@@ -124,12 +125,13 @@ def columns(job: Job) -> list[Column]:
 
 
 def about_clients(federation: Federation) -> list[Fact]:
-    """What a run knows of its clients from the start, int64 [clients] each."""
+    """What a run knows of its clients from the start, int64 [clients] each; their names are text, if they have any."""
     features = np.array([prod(shape) for shape in federation.shapes], dtype=np.int64)
     return [
         Fact("train_samples", federation.train_sizes.astype(np.int64), "training samples of the client"),
         Fact("test_samples", federation.test_sizes.astype(np.int64), "samples in the client's own test part"),
         Fact("features", features, "numbers in one sample's features"),
+        *([Fact(NAMES, np.array(federation.names), "the client's name")] if federation.names else []),
     ]
 
 

@@ -19,7 +19,7 @@ from hpcfl.base.lazy import Tensor, torch, xarray
 from hpcfl.base.memory import LARGE_PAGES
 from hpcfl.config import Config, Overlay
 from hpcfl.engine import stopping
-from hpcfl.launch import given
+from hpcfl.launch import given, saved
 from hpcfl.launch.request import RunRequest, default_folder, run_request
 from hpcfl.launch.run import launch
 from hpcfl.mpi.cores import cores
@@ -91,6 +91,11 @@ def run(
     algorithm: str | type[Algorithm] | None = None,
     model: str | Callable[..., Any] | None = None,
     loss: str | Callable[..., Any] | None = None,
+    data: Any = None,
+    by: str | None = None,
+    label: str | None = None,
+    test_share: float = 0.2,
+    speeds: Any = None,
     out: Path | str | None = None,
     overlays: Overlay | Iterable[Overlay] = (),
     settings: Mapping[str, Any] | None = None,
@@ -123,6 +128,14 @@ def run(
         ``shape`` and ``classes`` where it takes these, and with keys of ``[model]``.
     loss : str or callable, optional
         A loss's name, or a function ``(outputs, labels) -> Tensor [B]``.
+    data : str, Path, arrays, datasets or DataFrame, optional
+        Data in the place of the config's: a source's name, an HDF5 file, or what `hpcfl.save_data` takes, up to 100 MB,
+        which the run folder then keeps. As many `clients` as it has take part.
+    by, label, test_share
+        As `hpcfl.save_data` takes them.
+    speeds : str, Path, DataFrame or mapping, optional
+        How long visits take: a speed model's name, a CSV file, a table with columns ``client,seconds`` (or as
+        ``speed.file`` has them), or seconds by client; clients by number, or by the names that `data` has.
     out : Path or str, optional
         The run folder; None: ``runs/<name>``, that of the file or preset, otherwise of the method.
     overlays : str, Path or mapping, or several
@@ -159,8 +172,8 @@ def run(
         none.
     """
     folder = Path(out) if out else default_folder(config)
-    place = data_dir or os.environ.get("HPCFL_DATA")
-    data = Path(place) if place else None
+    known = data_dir or os.environ.get("HPCFL_DATA")
+    place = Path(known) if known else None
     silent = not sys.stdout.isatty() if quiet is None else quiet
 
     own = {"algorithm.name": algorithm, "model.name": model, "task.loss": loss}
@@ -170,8 +183,15 @@ def run(
         named = {key: given.named(each, key) for key, each in own.items() if each is not None}
         modules = {name: source for _, several in named.values() for name, source in several.items()}
         given.written(modules)
-        keys = {**(settings or {}), **{key: name for key, (name, _) in named.items()}}
-        request = run_request(config, keys, folder, data, resume, force, overlays, trust, **more)
+        names, keys = list[str](), dict[str, Any]()
+        with saved.keeping(folder):
+            if data is not None:
+                keys["data"], names = saved.data_section(folder, data, by, label, test_share)
+                keys |= {"clients": len(names)} if names else {}
+            if speeds is not None:
+                keys["speed"] = saved.speed_section(folder, speeds, names)
+            keys |= {**(settings or {}), **{key: name for key, (name, _) in named.items()}}
+            request = run_request(config, keys, folder, place, resume, force, overlays, trust, **more)
         return request and request.model_copy(update={"modules": modules})
 
     with _left_as_it_was():
@@ -181,7 +201,7 @@ def run(
         except ErrorOnOtherRank as other:
             kind = UsageError if other.code == UsageError.code else RunError
             raise kind(other.line) from None
-    return Run(folder, data, force, trust)
+    return Run(folder, place, force, trust)
 
 
 @contextmanager

@@ -142,7 +142,8 @@ def resume_request(
             raise UsageError(f"'{folder}' has diverged: {status.reason}; {kept}")
         data = store.data_folder(attributes, data_dir)
         config = configs.of_run(attributes, folder, force, trust)
-        newest, text = store.latest(folder), attributes["config"]
+        newest = store.latest(folder)
+        text = config.text() if configs.has_moved(attributes, folder) else attributes["config"]
         if rounds not in (None, config.rounds):
             config = extended(folder, config, rounds, newest, json.loads(attributes.get("history", "[]")))
             text = config.text()

@@ -40,6 +40,7 @@ from hpcfl.engine.watchdog import LeftBehind, Watchdog, beating
 from hpcfl.launch import given, host
 from hpcfl.launch.failure import ERROR_FILE, GIVE_UP_SECONDS, fail, noted, raise_together
 from hpcfl.launch.request import RunRequest
+from hpcfl.launch.saved import kept_data
 from hpcfl.mpi.channel import connect
 from hpcfl.mpi.collective import Collective
 from hpcfl.mpi.cores import Processors, processors, shares, threads
@@ -326,7 +327,7 @@ def _open(
             "computing": {"how": job.task.computing, "why": job.task.why},
             "samples": about_samples(job.task.federation),
             "tensors": {"names": [*job.task.initial()], "buffers": buffers},
-            "files": job.config.files or None,
+            "files": {**job.config.files, **kept_data(job.config, folder)} or None,
             "versions": versions(),
         }
         attributes = {name: json.dumps(value) for name, value in facts.items() if value is not None}
@@ -373,7 +374,7 @@ def _changed(held: dict[str, Any], request: RunRequest, code: dict[str, dict[str
     changes, attributes = [], dict[str, str]()
     if held["config"] != request.config:
         before, after = (json.loads(text)["rounds"] for text in (held["config"], request.config))
-        changes.append({"key": "rounds", "from": before, "to": after})
+        changes += [{"key": "rounds", "from": before, "to": after}] if before != after else []
         attributes["config"] = request.config
     recorded = json.loads(held.get("code", "{}"))
     if line := host.other_code(code, recorded, "this process", "the run"):

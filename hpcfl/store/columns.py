@@ -23,6 +23,7 @@ Coords = Mapping[str, Sequence[int | str] | Array]
 AXES = ("sim_seconds", "wall_seconds", "message_bytes")
 """Columns that readers get as coordinates over the round: a curve may be drawn against any of them."""
 CLIENT = "client"
+NAMES = "client_name"
 LABELS = {"round": "round", "client": "client id", "layer": "layer", "rank": "MPI rank", "arrival": "arrival"}
 KINDS = {"i": "integers", "u": "unsigned integers", "f": "floating-point", "c": "complex", "b": "truth values"}
 
@@ -69,7 +70,7 @@ class Column:
 
 @dataclass(frozen=True, eq=False)
 class Fact:
-    """One quantity of each client that no round changes: `values` [clients], integers or floating-point numbers."""
+    """One quantity of each client that no round changes: `values` [clients], numbers or, of `NAMES`, text."""
 
     name: str
     values: Array
@@ -181,7 +182,9 @@ def facts_of(file: h5py.File) -> list[Fact]:
             raise ValueError(f"/{name}: expected a dataset, got a group")
         axes = ["round"] if item.is_scale else _axes(item)
         if axes[:1] != ["round"]:
-            facts.append(Fact(name, values(file, name, "iuf", (None,)), str(item.attrs.get("long_name", ""))))
+            text = name == NAMES and h5py.check_string_dtype(item.dtype) is not None and item.ndim == 1
+            found = np.asarray(item.asstr()[()], np.str_) if text else values(file, name, "iuf", (None,))
+            facts.append(Fact(name, found, str(item.attrs.get("long_name", ""))))
     return facts
 
 

@@ -54,7 +54,8 @@ def open_run(path: Path | str) -> xarray.Dataset:
     -------
     xarray.Dataset
         Dims round, client, layer, rank (those there are); NaN and -1 say "not recorded". What is known of each
-        client has no round. Simulated seconds, wall seconds and message bytes are coordinates over the round. The
+        client has no round. Simulated seconds, wall seconds and message bytes are coordinates over the round, and
+        clients' names, where they have any, over the client. The
         attributes are those of the run (config, versions, ...), its status and reason, and the rounds that are `lost`
         to damage, if there are any: nothing of them is recorded any more, and a line on stderr names the file.
 
@@ -103,7 +104,7 @@ def open_run(path: Path | str) -> xarray.Dataset:
     lost = [np.intersect1d(part.lost, part.rounds[:n]) for part, n in counted]
     if any(map(len, lost)):
         dataset.attrs["lost"] = np.concatenate(lost)
-    return dataset.set_coords([name for name in table.AXES if name in dataset])
+    return dataset.set_coords([name for name in (*table.AXES, table.NAMES) if name in dataset])
 
 
 def events(path: Path | str) -> list[dict[str, Any]]:

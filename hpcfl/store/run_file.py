@@ -142,7 +142,11 @@ def _write(run_dir: Path, attributes: Mapping[str, str], facts: Sequence[Fact], 
         for column in columns:
             _map_column(file, column, coords, counted)
         for fact in facts:
-            dataset = file.create_dataset(fact.name, data=fact.values)
+            text = fact.values.dtype.kind == "U"
+            given = (
+                {"data": fact.values.astype(object), "dtype": h5py.string_dtype()} if text else {"data": fact.values}
+            )
+            dataset = file.create_dataset(fact.name, **given)
             dataset.dims[0].attach_scale(file[CLIENT])
             dataset.attrs["long_name"] = fact.long_name
         single = {column.name for column in columns if not column.dims}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import zip_longest
 from math import prod
@@ -201,9 +201,13 @@ def client_ids(file: h5py.File) -> list[str]:
     names = list(clients)
     if long := next((name for name in names if len(name) > NAME), None):
         raise UsageError(f"{file.filename}: clients/{long[:40]}…: expected ids of at most {NAME} characters")
-    # c2 comes before c10, and numbers come in their order
+    return natural(names)
+
+
+def natural(names: Iterable[str]) -> list[str]:
+    """Return names in their natural order: c2 comes before c10, and numbers come in their order."""
     pieces = {name: re.split(r"(\d+)", name) for name in names}
-    return sorted(names, key=lambda name: ([int(p) if i % 2 else p for i, p in enumerate(pieces[name])], name))
+    return sorted(pieces, key=lambda name: ([int(p) if i % 2 else p for i, p in enumerate(pieces[name])], name))
 
 
 def number_of_clients(path: Path) -> int:
