@@ -176,7 +176,11 @@ BAD = {
     "a cycle": ("key.toml", "base = 'key'\n", "key.toml: base = 'key' leads back to where it began"),
     "no such file": ("none.toml", "", "none.toml: no such file"),
     "no such name": ("srpfl-everybdy", "", "no overlay 'srpfl-everybdy'; did you mean 'srpfl-everybody'?"),
-    "no such name at all": ("xyz", "", "no overlay 'xyz'; expected a TOML file, or one of those that hpcfl list names"),
+    "no such name at all": (
+        "xyz",
+        "",
+        "no overlay 'xyz'; expected a TOML file, or one of those that hpcfl list overlays names",
+    ),
     "a list with a hole": (",wait", "", "--with fedavg.toml,,wait: expected FILE[,FILE...]"),
 }
 

@@ -332,6 +332,9 @@ def test_bases_that_lead_nowhere_are_refused(tmp_path: Path) -> None:
     assert line("itself") == f"{tmp_path}/itself.toml: base = 'itself' leads back to where it began"
     assert line("one") == f"{tmp_path}/three.toml: base = 'two' leads back to where it began"
     assert line("lost").startswith(f"{tmp_path}/lost.toml: base: no preset or file 'salf-digit'; did you mean 'salf-")
-    assert line("file") == f"{tmp_path}/file.toml: base: no preset or file 'elsewhere.toml'; hpcfl list names them all"
+    assert (
+        line("file")
+        == f"{tmp_path}/file.toml: base: no preset or file 'elsewhere.toml'; hpcfl list presets names them all"
+    )
     assert line("number") == f"{tmp_path}/number.toml: base: expected the name of a preset or file, got 3"
     assert line("above").startswith(f"{tmp_path}/broken.toml: not valid TOML")

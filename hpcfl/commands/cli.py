@@ -56,7 +56,7 @@ def _overlays(**more: Any) -> Callable[[Any], Any]:
 
 OVERLAYS = _overlays(
     callback=lambda *given: [name for names in _listed(*given) for name in names],
-    help="Merge the keys of a TOML file, or of an overlay that hpcfl list names, onto the config, before --set.",
+    help="Merge the keys of a TOML file, or of an overlay that hpcfl list overlays names, onto the config, before --set.",
 )
 FORCE = _flag("--force", "Go on even if the run seems to be running on a host that is gone.")
 TRUST = _flag("--trust", "Import the code that the run folder names, now and later.")
@@ -77,11 +77,17 @@ STARTS = _several(
 )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
 @_flag("--debug", "Show tracebacks of errors in usage too.")
 @click.version_option(package_name="hpcfl")
-def cli(debug: bool) -> None:
-    """Federated learning as an ordinary MPI batch job."""
+@click.pass_context
+def cli(context: click.Context, debug: bool) -> None:
+    """Federated learning as an ordinary MPI batch job.
+
+    hpcfl run fedavg-digits runs a first example in seconds; hpcfl list says what else there is.
+    """
+    if context.invoked_subcommand is None:
+        _echo([context.get_help()])
 
 
 @cli.command()
@@ -381,9 +387,10 @@ def verify(folders: tuple[Path, ...], as_json: bool) -> None:
 @click.argument("name", default="")
 @_flag("--markdown", "as_page", "The page of all keys, as in docs/reference/keys.md.")
 def list_(name: str, as_page: bool) -> None:
-    """Print the presets, the overlays and every key of a config; with NAME only that.
+    """Print what there is to run; with NAME more of that.
 
-    NAME is presets, overlays, a section, a class of one or a key: algorithm, algorithm.salf, algorithm.salf.lr, rounds.
+    NAME is methods, models, data, speeds, presets, overlays or keys; a preset or overlay; a section, a class of one or
+    a key: algorithm, algorithm.salf, algorithm.salf.lr, rounds.
     """
     from hpcfl.commands import list as catalogue
 

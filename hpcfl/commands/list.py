@@ -21,9 +21,19 @@ from hpcfl.config.presets import PICKED, about, overlays, presets, variants
 PICK = "What the section is, and so which other keys it has; or ``package.module:Class``, a class of your own."
 TYPES = {"boolean": "true or false", "integer": "integer", "number": "number", "string": "string"}
 BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+KINDS = {"methods": "algorithm", "models": "model", "data": "data", "speeds": "speed"}
+MORE = {
+    "methods|models|data|speeds": "what each of them is",
+    "presets|overlays": "whole configs, and parts to put on one (--with)",
+    "fedavg-digits": "what stands in a preset",
+    "algorithm.salf, algorithm.lr, speed": "keys of a method, one key, a section",
+    "keys": "every key",
+}
+FIRST = "fedavg-digits", "salf-digits", "srpfl-fedrep-digits", "flic-digits", "fedlrgd-breast-cancer"
+"""Presets to begin with: one of each paper, which take seconds."""
 PAGE = """# The keys of a config
 
-Made from the types by `hpcfl list --markdown`. `hpcfl list` prints the same; `hpcfl list algorithm.salf` or
+Made from the types by `hpcfl list --markdown`. `hpcfl list keys` prints the same; `hpcfl list algorithm.salf` or
 `hpcfl list algorithm.salf.lr` prints a part of it.
 
 Each key stands with its default, with what it may be, and with what it means. `required`: there is no default.
@@ -77,7 +87,7 @@ class Part(NamedTuple):
 
 
 def lines(name: str = "") -> list[str]:
-    """Return the whole catalogue, or what it has of one name, of a preset or an overlay what stands in its file.
+    """Return what to begin with, or what there is of one name, of a preset or an overlay what stands in its file.
 
     UsageError says which is nearest where there is none.
     """
@@ -90,8 +100,12 @@ def lines(name: str = "") -> list[str]:
     if file := {**presets(), **overlays()}.get(name):
         return file.read_text(encoding="utf-8").splitlines()
     if not name:
-        keys = (line for part in parts() for line in ([] if part.choice else [""]) + part.lines())
-        return [*lines("presets"), "", *lines("overlays"), *keys]
+        return _screen()
+    if name == "keys":
+        return [line for part in parts() for line in ([] if part.choice or not part.section else [""]) + part.lines()]
+    if section := KINDS.get(name):
+        named = f"{name} ({section}.{PICKED[section].by}; hpcfl list {section}.NAME prints the keys of one)"
+        return [named, *(part.head() for part in parts() if part.section == section and part.choice)]
     there = list(parts()) if ":" not in name else []
     if ":" in name:  # section.package.module:Class, or section.package.module:Class.key
         section, _, rest = name.partition(".")
@@ -103,13 +117,23 @@ def lines(name: str = "") -> list[str]:
         there = [_part(section, spec, PICKED[section].find(spec))]
     found = [line for part in there for line in part.about(name)]
     if not found:
-        names = ["presets", "overlays", *(each for part in there for each in part.names if each)]
+        names = ["presets", "overlays", "keys", *KINDS, *(each for part in there for each in part.names if each)]
         by_last = {each.rpartition(".")[2]: each for each in reversed(names)}
         words = [] if "." in name else get_close_matches(name, by_last, 1, 0.7)
         near = [by_last[word] for word in words] or get_close_matches(name, names, 1, 0.5)
-        hint = f"did you mean '{near[0]}'?" if near else "hpcfl list names them all"
+        hint = f"did you mean '{near[0]}'?" if near else "hpcfl list keys names them all"
         raise UsageError(f"hpcfl list: no '{name}'; {hint}")
     return found
+
+
+def _screen() -> list[str]:
+    """Return what fits on one screen: what to run first, the names that there are, and how to see more."""
+    width = max(map(len, FIRST))
+    first = [f"  {each:{width}}  {about(each)}" for each in FIRST]
+    names = [f"{kind + ':':9}{', '.join(PICKED[section].names())}" for kind, section in KINDS.items()]
+    wide = max(map(len, MORE))
+    more = [f"  hpcfl list {each:{wide}}  {text}" for each, text in MORE.items()]
+    return ["start here: hpcfl run NAME", *first, "", *names, "", "more:", *more]
 
 
 def wrapped(lines: Iterable[str], columns: int) -> Iterator[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -561,7 +561,7 @@ def from_table(
     """
     for key in table:
         if key not in Config.model_fields:
-            raise UsageError(unknown(Config, key))
+            raise UsageError(_unknown(table, key))
     picked = dict(instead) | {key: _picked(table, key) for key in PICKED if key not in instead}
     for key, cls in sections(Config).items():
         if key in table and key not in picked:
@@ -571,6 +571,19 @@ def from_table(
     if "clients" not in rest and (there := source.number_of_clients(data_dir)) is not None:
         rest["clients"] = there
     return checked(lambda: Config.model_validate({**rest, **picked}), Config, "")
+
+
+def _unknown(table: Table, key: str) -> str:
+    """Return the line that refuses a key that stands in no section: it may belong into one of this config."""
+    classes = dict[str, type[ConfigBase]]()
+    for name, pick in PICKED.items():
+        section = table.get(name)
+        with suppress(UsageError):  # of a section that is refused later
+            choice = section.get(pick.by, pick.default) if isinstance(section, dict) else pick.default
+            classes |= {name: pick.find(choice)} if isinstance(choice, str) else {}
+    classes = {**classes, **{name: cls for name, cls in sections(Config).items() if name not in PICKED}}
+    homes = [f"{name}.{key}" for name, cls in classes.items() if key in cls.model_fields]
+    return f"{key}: unknown key; did you mean {' or '.join(homes)}?" if homes else unknown(Config, key)
 
 
 def _picked(table: Table, key: str) -> ConfigBase:

@@ -47,7 +47,7 @@ PICKED = {
     "model": Pick("name", None, models, model_class),
 }
 VARIANTS = "variants.toml"
-LIST = "; hpcfl list names them all"
+LIST = "; hpcfl list presets names them all"
 DOTTED = re.compile(r"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*)""" + f"{{{DEPTH + 1}}}")
 LARGEST = 4 << 20
 """Bytes that a config file may have."""
@@ -125,7 +125,9 @@ def preset_file(name: str) -> Path:
 
 def overlay_file(name: str) -> Path:
     """The file that `name` means: a path, or an overlay."""
-    return _named_file(name, overlays(), "overlay", "; expected a TOML file, or one of those that hpcfl list names")
+    return _named_file(
+        name, overlays(), "overlay", "; expected a TOML file, or one of those that hpcfl list overlays names"
+    )
 
 
 def _named_file(name: str, known: Mapping[str, Path], kind: str, otherwise: str) -> Path:

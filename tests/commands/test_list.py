@@ -60,12 +60,15 @@ def plain() -> list[type[ConfigBase]]:
 
 
 def test_every_key_of_the_configs_schema_is_listed() -> None:
-    whole = catalogue.lines()
+    whole = catalogue.lines("keys")
     for key, about in SCHEMA["properties"].items():
         lines = catalogue.lines(key)
-        assert set(lines) <= set(whole)
+        assert key == "data" or set(lines) <= set(whole)
         if "$ref" not in about:
             assert keys(lines) == [key]
+            continue
+        if key == "data":  # what there is of it, see below
+            assert set(keys(whole)) > {"side", "partition"}
             continue
         assert lines[0] == f"[{key}]"
         inside = SCHEMA["$defs"][about["$ref"].rpartition("/")[2]]["properties"]
@@ -77,7 +80,7 @@ def test_every_key_of_every_class_is_listed(section: str, by: str, name: str) ->
     lines = catalogue.lines(f"{section}.{name}")
     assert lines[0].startswith(f"  {name}: ")
     assert keys(lines) == [key for key in CLASSES[section, by, name].model_json_schema()["properties"] if key != by]
-    assert set(lines) <= set(lines_of(section))
+    assert set(lines) <= set(lines_of("keys"))
     assert f"'{name}'" in lines_of(f"{section}.{by}")[0]
 
 
@@ -139,8 +142,31 @@ def test_presets_and_overlays_are_listed_by_themselves() -> None:
     for kind, names in (("presets", presets()), ("overlays", overlays())):
         lines = catalogue.lines(kind)
         assert [line.split(":")[0].strip() for line in lines[1:]] == list(names)
-        assert catalogue.lines()[catalogue.lines().index(lines[0]) :][: len(lines)] == lines
     assert "  salf-digits: SALF on the bundled digits, " in "\n".join(catalogue.lines("presets"))
+
+
+def test_one_screen_says_what_to_begin_with_and_how_to_see_more(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 24
+    assert lines[0] == "start here: hpcfl run NAME"
+    assert [line.split()[0] for line in lines[1:6]] == list(catalogue.FIRST)
+    kinds = {"methods": algorithms(), "models": models(), "data": sources(), "speeds": speeds()}
+    for kind, names in kinds.items():
+        (line,) = [line for line in lines if line.startswith(f"{kind}:")]
+        assert line.split(":", 1)[1].strip().split(", ") == list(names)
+        found = catalogue.lines(kind)
+        assert [each.split(":")[0].strip() for each in found[1:]] == list(names)
+    for words in (line.split("hpcfl list ")[1].split("  ")[0] for line in lines if line.startswith("  hpcfl list ")):
+        for name in words.replace(",", "").replace("|", " ").split():
+            assert catalogue.lines(name)
+
+
+def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("Usage: hpcfl ")
+    assert "hpcfl run fedavg-digits" in said
 
 
 @pytest.mark.parametrize(
@@ -152,7 +178,7 @@ def test_presets_and_overlays_are_listed_by_themselves() -> None:
         ("salf", "did you mean 'algorithm.salf'?"),
         ("mising", "did you mean 'algorithm.salf.missing'?"),
         ("preset", "did you mean 'presets'?"),
-        ("zzzzzzzz", "hpcfl list names them all"),
+        ("zzzzzzzz", "hpcfl list keys names them all"),
     ],
 )
 def test_an_unknown_name_is_refused_with_the_nearest(
@@ -188,7 +214,7 @@ def test_a_class_of_ones_own_is_listed(own: str) -> None:
     assert catalogue.lines(f"{own}Near") == ["  own_keys:Near: Models stay near the shared one.", *inherited, pull]
     assert catalogue.lines(f"{own}Near.pull") == [pull]
     assert catalogue.lines(f"{own}Silent") == ["  own_keys:Silent:", *inherited, "    weight = 1.0 (number)"]
-    assert not any("own_keys" in line for line in catalogue.lines())
+    assert not any("own_keys" in line for line in catalogue.lines("keys"))
 
 
 def test_what_a_class_of_ones_own_lacks_is_refused(own: str) -> None:
