@@ -58,6 +58,10 @@ class Stopped(Exception):  # noqa: N818
         self.round, self.reason = round, reason
 
 
+class Ended(Stopped):
+    """A run that has come to its end before its last round: by its config, or by what its script says of a round."""
+
+
 class Diverged(Stopped):
     """A run whose numbers have left the finite, of which too much was rejected, or that learns nothing.
 

@@ -56,7 +56,7 @@ def _overlays(**more: Any) -> Callable[[Any], Any]:
 
 OVERLAYS = _overlays(
     callback=lambda *given: [name for names in _listed(*given) for name in names],
-    help="Merge the keys of a TOML file, or of an overlay that hpcfl list overlays names, onto the config, before --set.",
+    help="Merge the keys of a TOML file, or of one that hpcfl list overlays names, onto the config, before --set.",
 )
 FORCE = _flag("--force", "Go on even if the run seems to be running on a host that is gone.")
 TRUST = _flag("--trust", "Import the code that the run folder names, now and later.")

@@ -43,7 +43,7 @@ from hpcfl.models.modules import tracing
 from hpcfl.mpi.devices import Device
 from hpcfl.mpi.placement import FAN_OUT, TWO_LEVEL, Topology, check_single
 from hpcfl.schedule import planner
-from hpcfl.schedule.cadence import Checkpoints, Evaluate
+from hpcfl.schedule.cadence import Checkpoints, Evaluate, Target
 from hpcfl.schedule.doubling import Doubling
 from hpcfl.schedule.oracle import Oracle
 from hpcfl.schedule.participation import Participation, Staleness
@@ -129,6 +129,7 @@ class Config(ConfigBase):
     """With ``start_within``: so many ranks, the server among them, are enough to start. By default all."""
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoints = Checkpoints()
+    stop: Target = Target()
     algorithm: SerializeAsAny[Algorithm]
     """What clients compute and send, and what the server makes of it."""
     server: ServerOptimizer = ServerOptimizer()
@@ -241,6 +242,7 @@ class Config(ConfigBase):
                 raise no_meaning(f"task.{key}", value, beside, other)
         self.task.check()
         self.checkpoint.check(self.evaluate, self.task.columns)
+        self.stop.check(self.task.columns)
         self.oracle.check()
         self.server.check(self.algorithm, self.doubling, self.model)
         parts = self.participation, self.doubling, self.speed, self.algorithm

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from hpcfl.algorithms.base import ServerState
-from hpcfl.base.errors import Diverged, Interrupted, LearntNothing, Stopped
+from hpcfl.base.errors import Diverged, Ended, Interrupted, LearntNothing, Stopped
 from hpcfl.base.lazy import torch
 from hpcfl.base.types import Floats
 from hpcfl.engine.checkpointing import Saver
+from hpcfl.engine.ending import Ending
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.record import Record, Recorder
 from hpcfl.engine.rounds import Rounds
@@ -18,10 +19,18 @@ from hpcfl.learning.task import SERVER
 from hpcfl.schedule.plan import Plan
 
 
-def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop: Stop, saver: Saver) -> None:
+def run(
+    job: Job,
+    rounds: Rounds,
+    recorder: Recorder | None,
+    now: Progress,
+    stop: Stop,
+    saver: Saver,
+    ending: Ending | None = None,
+) -> None:
     """Run the rounds that are left, or those in which this rank is needed.
 
-    `recorder` is the server's; None elsewhere. The last checkpoint may still be under way when this returns or raises.
+    `recorder` and `ending` are the server's. The last checkpoint may still be under way when this returns or raises.
 
     Raises
     ------
@@ -29,6 +38,8 @@ def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop
         On every rank that was not released, after the same round, once a checkpoint is begun.
     Diverged
         On every rank after the same round, which has no checkpoint.
+    Ended
+        On the server, on others as Stopped, where the run has come to an earlier end by itself.
     """
     config = job.config
     while now.round < config.rounds:
@@ -51,7 +62,8 @@ def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop
         now.round += 1
         if config.evaluate.due(now.round, config.rounds):
             record.scores = evaluate(job, rounds, now, record)
-        reason = close(job, rounds, now, record, plan, stop.requested())
+        own = "" if ending is None else ending.after(figures(now, record, plan))
+        reason = close(job, rounds, now, record, plan, own or stop.requested())
         record.saving = saver.look()
         if recorder is not None:
             recorder.row(plan, record, record.sums, now.clock)
@@ -62,7 +74,16 @@ def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop
         if reason or config.checkpoint.due(now.round, config.rounds):
             saver.save(now, record.scores)
         if reason and now.round < config.rounds:
-            raise Stopped(now.round, reason)
+            raise Ended(now.round, own) if own else Stopped(now.round, reason)
+
+
+def figures(now: Progress, record: Record, plan: Plan) -> dict[str, float]:
+    """Return what is known of the round that has just been done, by name; scores where it was tested."""
+    seconds = {"sim_seconds": plan.duration, "wall_seconds": record.elapsed()}
+    known: dict[str, float] = {"round": plan.round, "invited": len(plan.cohort), "arrived": int(plan.counted.sum())}
+    known |= {name: now.clock[name] + more for name, more in seconds.items()}
+    known |= {name: float(value) for name, value in record.scores.items() if np.ndim(value) == 0}
+    return known if record.loss is None else {**known, "loss": record.loss}
 
 
 def step(job: Job, now: Progress, record: Record, plan: Plan) -> None:

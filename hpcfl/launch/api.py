@@ -102,6 +102,7 @@ def run(
     data_dir: Path | str | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    on_round: Callable[[Mapping[str, float]], Any] | None = None,
     force: bool = False,
     quiet: bool | None = None,
     comm: Any = None,
@@ -149,6 +150,11 @@ def run(
         Go on with the run that the folder already holds; without it such a folder is refused.
     overwrite : bool
         Remove the run that the folder already holds, if this one can begin.
+    on_round : callable, optional
+        Called after each round, at rank 0, with its figures by name: ``round``, ``invited``, ``arrived``,
+        ``sim_seconds``, ``wall_seconds``, ``loss`` where any is known, and where the round was tested ``accuracy`` (or
+        ``mean_client_accuracy``) and ``test_loss``. Where it returns something true, the run stops after the round;
+        ``resume=True`` goes on.
     force : bool
         Go on even if the run seems to be running on a host that is gone, and with files of the user's that have changed
         since it began.
@@ -197,7 +203,7 @@ def run(
     with _left_as_it_was():
         comm = world() if comm is None else comm
         try:
-            launch(decide, comm, from_python=True, allow_mixed=allow_mixed)
+            launch(decide, comm, from_python=True, allow_mixed=allow_mixed, on_round=on_round)
         except ErrorOnOtherRank as other:
             kind = UsageError if other.code == UsageError.code else RunError
             raise kind(other.line) from None

@@ -130,12 +130,12 @@ def resume_request(
         owned.callback(store.release, folder)
         store.segment_paths(folder)  # a run whose metrics are gone is not done
         status, attributes = store.read_status(folder), store.run_attributes(folder)
-        if status.state == "done" and rounds in (None, recorded_table(attributes["config"]).get("rounds")):
+        if status.state in ("done", "ended") and rounds in (None, recorded_table(attributes["config"]).get("rounds")):
             if damaged := store.verify(folder).damaged:
                 name, reason = next(iter(damaged.items()))
                 more = f" (and {len(damaged) - 1} more: hpcfl verify {folder})" if damaged.keys() - {name} else ""
                 raise RunError(f"'{folder}' is done, but {name} is not whole: {reason}{more}")
-            print(f"'{folder}' is done already")
+            print(f"'{folder}' is done already" + (f": {status.reason}" if status.reason else ""))
             return None
         if status.state == "diverged":
             kept = "its last finite checkpoint is kept; expected another run, such as one with a smaller step size"

@@ -18,7 +18,17 @@ from typing import Any, cast
 from hpcfl import store
 from hpcfl.base import plugins
 from hpcfl.base.blame import blaming
-from hpcfl.base.errors import Diverged, ErrorOnOtherRank, LeftOut, RunError, Stopped, UsageError, UserError, refusal
+from hpcfl.base.errors import (
+    Diverged,
+    Ended,
+    ErrorOnOtherRank,
+    LeftOut,
+    RunError,
+    Stopped,
+    UsageError,
+    UserError,
+    refusal,
+)
 from hpcfl.base.lazy import MPI, torch
 from hpcfl.base.loaded import renew
 from hpcfl.base.memory import prefer_large_pages
@@ -28,6 +38,7 @@ from hpcfl.config import Config, from_text
 from hpcfl.data.absent import about_samples
 from hpcfl.engine import stopping
 from hpcfl.engine.checkpointing import Saver, begin, mark_of, see_one_folder, write_part
+from hpcfl.engine.ending import ASKED, Ending, Row, scores
 from hpcfl.engine.hangs import Moves, watched
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.loop import run
@@ -56,9 +67,15 @@ Processes = list[tuple[str, str]]
 
 
 def launch(
-    decide: Callable[[], RunRequest | None], comm: Any, from_python: bool = False, allow_mixed: bool = False
+    decide: Callable[[], RunRequest | None],
+    comm: Any,
+    from_python: bool = False,
+    allow_mixed: bool = False,
+    on_round: Callable[[Row], Any] | None = None,
 ) -> None:
     """Carry out what rank 0 decides, on all ranks of `comm` (None: on this process alone).
+
+    `on_round`: see `Ending`; rank 0's is called.
 
     Ranks that compute by other code than rank 0 are refused before, unless `allow_mixed`.
 
@@ -87,7 +104,7 @@ def launch(
                 fields = json.loads(tell(comm, json.dumps(request.model_dump(mode="json") if request else None)))
                 request = RunRequest(**fields) if fields else None
         if request is not None:
-            carry_out(request, comm)
+            carry_out(request, comm, on_round)
     except (UserError, ErrorOnOtherRank, Stopped):
         raise
     except BaseException as error:
@@ -100,7 +117,7 @@ def launch(
             store.release(request.folder)
 
 
-def carry_out(request: RunRequest, comm: Any) -> None:
+def carry_out(request: RunRequest, comm: Any, on_round: Callable[[Row], Any] | None = None) -> None:
     """Put the job together on every rank, then run it; `Stopped` if it was asked to stop."""
     plugins.look_first(request.places, request.folder, request.only)
     given.written(request.modules)
@@ -135,13 +152,16 @@ def carry_out(request: RunRequest, comm: Any) -> None:
             opened = partial(_open, request, processes, where, job, now, ranks)
             raise_together(ranks, opened if rank == 0 else lambda: None)
         run = _in_real_time if (real := config.clock == "wall") else _in_step
-        phases = Phases(request.profile)
+        phases, ending = Phases(request.profile), None
+        if rank == 0:
+            earlier = scores(store.open_run(request.folder)) if config.stop.patience and now.round else ()
+            ending = Ending(config.stop, on_round, earlier)
         try:
             tells = not real or rank == 0  # of the round: other ranks are told of each by the server
             moving = watched(job.moves, config.patience, rank, len(hosts), waits_in_words=real)
             heard = beating(request.folder) if comm is not None and rank == 0 else nullcontext()
             with heard, moving, blaming(lambda: f" in round {now.round}" if tells else ""):
-                stopped = run(job, request, now, ranks, processes, phases)
+                stopped = run(job, request, now, ranks, processes, phases, ending)
         except UserError as error:
             if comm is None:
                 raise noted(request.folder, error) from error.__cause__
@@ -207,7 +227,13 @@ def _prepared(
 
 
 def _in_step(
-    job: Job, request: RunRequest, now: Progress, comm: Any, processes: Processes, phases: Phases
+    job: Job,
+    request: RunRequest,
+    now: Progress,
+    comm: Any,
+    processes: Processes,
+    phases: Phases,
+    ending: Ending | None,
 ) -> Stopped | None:
     """Run in simulated time: all ranks in step, until those of the clients are released."""
     rank, hosts = 0 if comm is None else comm.Get_rank(), [host for host, _ in processes]
@@ -225,7 +251,7 @@ def _in_step(
     rounds = Simulated(job, transport, now.round, see_one_folder(request.folder, processes[0][1], comm))
     rounds.phases = phases
     try:
-        stopped = _run_rounds(job, request, rounds, now, processes, rank, stop)
+        stopped = _run_rounds(job, request, rounds, now, processes, rank, stop, ending)
         stopped = transport.leave(stopped)
     except LeftBehind as left:
         start.leave_behind(rank, left, now.round)
@@ -235,7 +261,13 @@ def _in_step(
 
 
 def _in_real_time(
-    job: Job, request: RunRequest, now: Progress, comm: Any, processes: Processes, phases: Phases
+    job: Job,
+    request: RunRequest,
+    now: Progress,
+    comm: Any,
+    processes: Processes,
+    phases: Phases,
+    ending: Ending | None,
 ) -> Stopped | None:
     """Run in real time: the server leads, the client ranks do what they are asked."""
     apart = see_one_folder(request.folder, processes[0][1], comm)
@@ -253,7 +285,7 @@ def _in_real_time(
         write = partial(write_part, folder, processes[0][1], comm.Get_rank())
         return start.serve(job, comm, hosts, now, rest, phases, connected, absent, write)
     rounds = start.lead(job, comm, hosts, folder, stop, now, phases, connected, absent, apart)
-    stopped = _run_rounds(job, request, rounds, now, processes, 0, stop)
+    stopped = _run_rounds(job, request, rounds, now, processes, 0, stop, ending)
     if request.profile:
         report(rounds.profiles())
     start.dismiss(rounds, comm, now.round, stopped)
@@ -274,7 +306,14 @@ def _look_for_server(watch: Watchdog, stop: stopping.Stop, comm: Any) -> None:
 
 
 def _run_rounds(
-    job: Job, request: RunRequest, rounds: Rounds, now: Progress, processes: Processes, rank: int, stop: stopping.Stop
+    job: Job,
+    request: RunRequest,
+    rounds: Rounds,
+    now: Progress,
+    processes: Processes,
+    rank: int,
+    stop: stopping.Stop,
+    ending: Ending | None,
 ) -> Stopped | None:
     """Run the rounds that are left, recorded by the server; return why not all of them, if so."""
     recorder, stopped, folder = None, None, request.folder
@@ -283,7 +322,7 @@ def _run_rounds(
         recorder = Recorder(folder, job, len(processes), now.round, reporter)
     saver = Saver(job, rounds, folder, rank, processes[0][1], now.round, recorder)
     try:
-        run(job, rounds, recorder, now, stop, saver)
+        run(job, rounds, recorder, now, stop, saver, ending)
     except Stopped as early:
         stopped = early
     except Exception:
@@ -299,6 +338,10 @@ def _run_rounds(
     store.seal(folder)  # before the status: whoever reads it finds all rows, and somebody may go on with the run
     if stopped is None:
         store.write_status(folder, "done")
+    elif isinstance(stopped, Ended):
+        store.write_status(folder, "stopped" if stopped.reason == ASKED else "ended", stopped.reason)
+        print(f"ended after round {stopped.round}: {stopped.reason}", flush=True)
+        stopped = None
     elif isinstance(stopped, Diverged):
         store.write_status(folder, "diverged", stopped.reason)
         say(f"'{folder}' has diverged: {stopped.reason}; {stopped.remedy}")

@@ -161,7 +161,7 @@ class Collective(Transport):
             for comm in self.levels:
                 comm.Free()
         self.comm.Free()
-        return stopped or ended(*word.tolist())
+        return (stopped or ended(*word.tolist())) if word[1] else None  # by itself: not to all that is known
 
     def _count(self, comm: MPI.Comm, buffers: Sequence[Bytes | Floats | Ints], up: bool) -> None:
         """Count a copy for each rank but the first, which has all of them; in truth MPI lets others pass some on."""

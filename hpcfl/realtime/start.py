@@ -178,7 +178,7 @@ def _free(comm: MPI.Intracomm, connected: Connected) -> None:
 def leave_behind(rank: int, left: LeftBehind, done: int) -> NoReturn:
     """End this rank, which the run has done without since round `done`."""
     say(f"rank {rank}: {left}")
-    _drop(ended(done, {"done": 0, "diverged": Diverged.code}.get(left.state, Stopped.code)))
+    _drop(ended(done, {"done": 0, "ended": 0, "diverged": Diverged.code}.get(left.state, Stopped.code)))
 
 
 def _drop(stopped: Stopped | None) -> NoReturn:

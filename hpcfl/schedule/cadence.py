@@ -1,4 +1,4 @@
-"""In which rounds models are tested and checkpoints are written."""
+"""In which rounds models are tested and checkpoints are written, and after which a run ends early."""
 
 from __future__ import annotations
 
@@ -31,6 +31,23 @@ class Evaluate(ConfigBase):
     def due(self, done: int, rounds: int) -> bool:
         """Return whether the state after `done` of `rounds` rounds is evaluated."""
         return done % self.every == 0 or done > rounds - self.last
+
+
+class Target(ConfigBase):
+    """When a run ends before its last round. It is done then, and may be given more rounds."""
+
+    accuracy: float | None = Field(None, gt=0, le=1)
+    """End after the first test that gives so much accuracy: of the shared model, or where that is not tested the mean
+    over the clients' own. By default never."""
+    patience: int | None = Field(None, ge=1)
+    """End after so many tests in a row that are no better than an earlier one, by accuracy or, where a task has none,
+    by the loss. By default never."""
+
+    def check(self, metrics: Iterable[str]) -> None:
+        """Raise UsageError where no test gives an accuracy that is waited for."""
+        if self.accuracy is not None and "accuracy" not in metrics:
+            instead = "did you mean stop.patience?"
+            raise UsageError(f"stop.accuracy = {self.accuracy:g}: no test of this task gives an accuracy; {instead}")
 
 
 class Checkpoints(ConfigBase):

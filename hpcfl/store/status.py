@@ -1,9 +1,9 @@
 """How a run stands: a text file for people, whose first line is one word.
 
-``running``, ``done``, ``stopped``, ``failed`` and ``diverged`` are written; ``killed`` is what a reader on the same
-host concludes from ``running`` and a process that is no more; ``unknown`` stands for a folder without a status. The
-reason of ``diverged`` names the round in which it did; the last checkpoint before it is kept. The second line is a
-check of all others: what does not fit it is not believed.
+``running``, ``done``, ``ended`` (done before its last round, by its config), ``stopped``, ``failed`` and ``diverged``
+are written; ``killed`` is what a reader on the same host concludes from ``running`` and a process that is no more;
+``unknown`` stands for a folder without a status. The reason of ``diverged`` names the round in which it did; the last
+checkpoint before it is kept. The second line is a check of all others: what does not fit it is not believed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from hpcfl.store.atomic import read_text, write_text
 
-STATES = ("running", "done", "stopped", "failed", "diverged")
+STATES = ("running", "done", "ended", "stopped", "failed", "diverged")
 CHECK = "check: "
 DIGITS = 10  # of a process id, at most
 
