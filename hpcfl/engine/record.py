@@ -1,6 +1,6 @@
 """What is recorded of each round, the columns of a run, the server's recorder that writes them, and what it says.
 
-That is a bar on a terminal, and a line per evaluation in a log. Only the server speaks.
+That is a bar on a terminal and in a notebook, and a line per evaluation in a log. Only the server speaks.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from hpcfl import store
+from hpcfl.base import notebook
 from hpcfl.base.errors import UsageError, listed
 from hpcfl.base.terminal import install, plain, raw, say
 from hpcfl.base.types import Floats, Ints
@@ -259,6 +260,8 @@ class Reporter:
         self.rounds, self.clock, self.quiet = rounds, clock, quiet
         self.text = self.short = ""
         self.bar: Progress | None = None
+        shown = None if quiet else notebook.display()
+        self.cell = None if shown is None else notebook.Bar(shown, rounds, first)
         if sys.stderr.isatty() and not quiet:
             columns = BarColumn(20), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn()
             self.bar = Progress(TextColumn("round"), *columns, console=Console(file=raw(sys.stderr)))
@@ -278,6 +281,8 @@ class Reporter:
             self.text = f"{known}{loss}{arrived}  {self.clock} {row['sim_seconds']:.1f} s"
         if self.bar is not None:
             self.bar.update(self.task, completed=done, description=self.short)
+        elif self.cell is not None:
+            self.cell.update(done, self.short)
         elif not self.quiet and "client_test_loss" in row:
             print(f"round {done}/{self.rounds}  {self.text}", flush=True)
 

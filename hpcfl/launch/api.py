@@ -14,6 +14,7 @@ from typing import Any
 
 from hpcfl import store
 from hpcfl.algorithms.base import Algorithm
+from hpcfl.base import notebook
 from hpcfl.base.errors import ErrorOnOtherRank, RunError, UsageError
 from hpcfl.base.lazy import Tensor, torch, xarray
 from hpcfl.base.memory import LARGE_PAGES
@@ -25,6 +26,7 @@ from hpcfl.launch.run import launch
 from hpcfl.mpi.cores import cores
 from hpcfl.mpi.devices import VISIBLE
 from hpcfl.mpi.launcher import world
+from hpcfl.results.card import card
 from hpcfl.results.trained import Models, NotHereError, open_models, shared_weights
 
 THREADS = "OMP_NUM_THREADS"
@@ -60,6 +62,9 @@ class Run:
     def models(self) -> Models:
         """The clients' models at the end, as `hpcfl.open_models` returns them."""
         return open_models(self.folder, self.data_dir, force=self.force, trust=self.trust)
+
+    def _repr_html_(self) -> str:
+        return card(self.folder.name, store.open_run(self.folder))
 
     def module(self, client: int | None = None) -> torch.nn.Module:
         """Return the trained model as a plain module, set to evaluate: the shared one, or a client's own.
@@ -159,7 +164,7 @@ def run(
         Go on even if the run seems to be running on a host that is gone, and with files of the user's that have changed
         since it began.
     quiet : bool, optional
-        Print no progress; None: none unless the output is a terminal.
+        Show no progress; None: none unless the output is a terminal or a notebook.
     comm : mpi4py.MPI.Intracomm, optional
         The ranks that take part; None: all that a launcher has started, otherwise this process alone.
     allow_mixed : bool
@@ -180,7 +185,7 @@ def run(
     folder = Path(out) if out else default_folder(config)
     known = data_dir or os.environ.get("HPCFL_DATA")
     place = Path(known) if known else None
-    silent = not sys.stdout.isatty() if quiet is None else quiet
+    silent = not (sys.stdout.isatty() or notebook.display()) if quiet is None else quiet
 
     own = {"algorithm.name": algorithm, "model.name": model, "task.loss": loss}
     more = {"quiet": silent, "overwrite": overwrite}
