@@ -6,9 +6,10 @@ from .algorithms.fedavg import FedAvg
 from .algorithms.local_sgd import LocalSgd
 from .base.errors import Diverged, RunError, Stopped, UsageError
 from .base.rng import keyed
+from .commands.functions import Sweep, check, show, stop, sweep
 from .config import Config
 from .data import ClientData, Federation, Header, InMemory, Source
-from .launch.api import Run, run
+from .launch.api import Run, resume, run
 from .launch.saved import save_data
 from .learning.batches import Batch, Visits
 from .learning.optim import zeros
@@ -38,17 +39,23 @@ __all__ = [
     "Speed",
     "Stopped",
     "Sums",
+    "Sweep",
     "Task",
     "UsageError",
     "Visits",
     "__version__",
+    "check",
     "group_figures",
     "keyed",
     "open_models",
     "open_run",
     "open_sweep",
+    "resume",
     "run",
     "save_data",
+    "show",
+    "stop",
+    "sweep",
     "zeros",
 ]
 

@@ -21,7 +21,7 @@ from hpcfl.base.memory import LARGE_PAGES
 from hpcfl.config import Config, Overlay
 from hpcfl.engine import stopping
 from hpcfl.launch import given, saved
-from hpcfl.launch.request import RunRequest, default_folder, run_request
+from hpcfl.launch.request import RunRequest, default_folder, resume_request, run_request
 from hpcfl.launch.run import launch
 from hpcfl.mpi.cores import cores
 from hpcfl.mpi.devices import VISIBLE
@@ -183,10 +183,7 @@ def run(
         none.
     """
     folder = Path(out) if out else default_folder(config)
-    known = data_dir or os.environ.get("HPCFL_DATA")
-    place = Path(known) if known else None
-    silent = not (sys.stdout.isatty() or notebook.display()) if quiet is None else quiet
-
+    place, silent = _place(data_dir), _silent(quiet)
     own = {"algorithm.name": algorithm, "model.name": model, "task.loss": loss}
     more = {"quiet": silent, "overwrite": overwrite}
 
@@ -205,6 +202,56 @@ def run(
             request = run_request(config, keys, folder, place, resume, force, overlays, trust, **more)
         return request and request.model_copy(update={"modules": modules})
 
+    _carried_out(decide, comm, allow_mixed, on_round)
+    return Run(folder, place, force, trust)
+
+
+def resume(
+    folder: Path | str,
+    *,
+    rounds: int | None = None,
+    data_dir: Path | str | None = None,
+    on_round: Callable[[Mapping[str, float]], Any] | None = None,
+    force: bool = False,
+    quiet: bool | None = None,
+    comm: Any = None,
+    allow_mixed: bool = False,
+    trust: bool = False,
+) -> Run:
+    """Go on with a run after its newest checkpoint, as ``hpcfl resume`` does; all else is as of `run`.
+
+    Parameters
+    ----------
+    folder : Path or str
+        The run folder.
+    rounds : int, optional
+        The rounds that the run has from now on, finished or not; None: as before.
+    """
+    place, where = _place(data_dir), store.run_folder(folder)
+
+    def decide() -> RunRequest | None:
+        return resume_request(where, place, force, rounds, trust, quiet=_silent(quiet))
+
+    _carried_out(decide, comm, allow_mixed, on_round)
+    return Run(where, place, force, trust)
+
+
+def _place(data_dir: Path | str | None) -> Path | None:
+    known = data_dir or os.environ.get("HPCFL_DATA")
+    return Path(known) if known else None
+
+
+def _silent(quiet: bool | None) -> bool:
+    return not (sys.stdout.isatty() or notebook.display()) if quiet is None else quiet
+
+
+def _carried_out(
+    decide: Callable[[], RunRequest | None],
+    comm: Any,
+    allow_mixed: bool,
+    on_round: Callable[[Mapping[str, float]], Any] | None,
+) -> None:
+    """Carry out what rank 0 decides on all ranks, and leave the process as it was."""
     with _left_as_it_was():
         comm = world() if comm is None else comm
         try:
@@ -212,7 +259,6 @@ def run(
         except ErrorOnOtherRank as other:
             kind = UsageError if other.code == UsageError.code else RunError
             raise kind(other.line) from None
-    return Run(folder, place, force, trust)
 
 
 @contextmanager

@@ -1,0 +1,204 @@
+"""What the commands do, for scripts and notebooks: results in the place of printed lines."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpcfl.base.errors import RunError, count_of
+from hpcfl.base.lazy import pandas, xarray
+from hpcfl.base.terminal import say
+from hpcfl.commands import check as checks
+from hpcfl.commands import sweep as sweeps
+from hpcfl.commands.show import summaries
+from hpcfl.config import Config, Overlay, load
+from hpcfl.config.presets import flat
+from hpcfl.engine import stopping
+from hpcfl.results.run_table import open_sweep, run_folders
+
+Folders = Path | str | Iterable[Path | str]
+COLUMNS = ("run", "status", "rounds", "accuracy", "client_accuracy", "arrived", "sim_seconds", "wall_seconds")
+
+
+def show(folders: Folders) -> pandas.DataFrame:
+    """Return what runs came to, a row for each, as ``hpcfl show`` has it.
+
+    Parameters
+    ----------
+    folders : Path, str or several
+        Runs, or folders of runs, such as a sweep's.
+
+    Raises
+    ------
+    UsageError, RunError
+        If none of them can be read; of others a line on stderr says why.
+    """
+    several = [folders] if isinstance(folders, str | Path) else list(folders)
+    rows, odd = summaries(run_folders(map(Path, several)))
+    for line in odd:
+        say(line)
+    return pandas.DataFrame(rows).set_index("run")
+
+
+def check(
+    config: str | Path | Mapping[str, Any] | Config,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    overlays: Overlay | Iterable[Overlay] = (),
+    data_dir: Path | str | None = None,
+    ranks: int = 1,
+) -> dict[str, str]:
+    """Return what a config would do, a fact by each name that ``hpcfl check`` prints; nothing runs.
+
+    UsageError where it cannot be run.
+    """
+    place = None if data_dir is None else Path(data_dir)
+    loaded = load(config, settings or {}, overlays, tell=True, data_dir=place)
+    lines = checks.report(loaded, loaded.check(place), place, ranks)
+    return {name: text.strip() for name, _, text in (line.partition(" ") for line in lines)}
+
+
+def stop(folder: Path | str, *, wait: bool = False, patience: float = 600.0) -> None:
+    """Ask a running run to stop after the round that it is in, as ``hpcfl stop`` does.
+
+    Parameters
+    ----------
+    wait : bool
+        Return when it has stopped; RunError where it ends otherwise, or writes nothing for `patience` seconds.
+    """
+    running = stopping.running(Path(folder))
+    stopping.request(running)
+    if wait and (state := stopping.outcome(running, patience)) != "stopped":
+        raise RunError(f"'{running}' did not stop: expected it to be stopped, it is {state}")
+
+
+@dataclass(eq=False)
+class Sweep:
+    """The runs of a sweep, some of which may still be going on.
+
+    Attributes
+    ----------
+    folder : Path
+        Where the runs lie.
+    planned : list of hpcfl.commands.sweep.Run
+        All of them, in their order, with the `folder` of each.
+    """
+
+    folder: Path
+    planned: list[sweeps.Run]
+    _process: subprocess.Popen[str] | None = field(default=None, repr=False)
+
+    @property
+    def missing(self) -> int:
+        """How many runs are not finished."""
+        return sum(run.state not in sweeps.FINISHED for run in self.planned)
+
+    @property
+    def data(self) -> xarray.Dataset:
+        """What the runs have recorded, as `hpcfl.open_sweep` returns it."""
+        return open_sweep(self.folder)
+
+    @property
+    def table(self) -> pandas.DataFrame:
+        """What each of them has come to, as `show` returns it."""
+        return show([run.folder for run in self.planned if run.state != "new"])
+
+    def wait(self) -> Sweep:
+        """Return when no run is going on any more; RunError where some have failed."""
+        if self._process is not None:
+            said, _ = self._process.communicate()
+            code, self._process = self._process.returncode, None
+            if code:
+                last = said.strip().splitlines()[-1:] or [f"exit code {code}"]
+                raise RunError(f"'{self.folder}': {last[0].removeprefix('hpcfl: ')}")
+        return self
+
+    def stop(self) -> Sweep:
+        """Let the runs that are going on stop after the rounds that they are in; `sweep` again goes on with them."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.communicate()
+            self._process = None
+        return self
+
+    def _repr_html_(self) -> str:
+        told = f"<p>{count_of(len(self.planned), 'run')}, {self.missing} of them not finished</p>"
+        if all(run.state == "new" for run in self.planned):
+            return told
+        table = self.table
+        return told + str(table[[name for name in COLUMNS if name in table]].to_html())
+
+
+def sweep(
+    config: str | Path | Mapping[str, Any] | Sequence[str | Path],
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    *,
+    seeds: int | Sequence[int] = (),
+    out: Path | str,
+    settings: Mapping[str, Any] | None = None,
+    overlays: Sequence[str | Path] = (),
+    data_dir: Path | str | None = None,
+    jobs: int = 1,
+    launcher: str = "",
+    wait: bool = True,
+) -> Sweep:
+    """Run configs with each combination of values, as ``hpcfl sweep`` does: finished runs are skipped, others gone on.
+
+    Parameters
+    ----------
+    config : str, Path or mapping, or several
+        Presets' names, TOML files, or a nested table, which is kept in `out`.
+    grid : mapping of str to list
+        Values by dotted key: a run for each combination.
+    seeds : int or list of int
+        Seeds, or how many of them from 1 on.
+    out : Path or str
+        Folder of the run folders and their logs.
+    jobs : int
+        Runs at a time.
+    launcher : str
+        What starts each run, as in ``mpirun -n 4``.
+    wait : bool
+        Return when all have ended; else at once, and `Sweep.wait` waits.
+
+    Raises
+    ------
+    UsageError
+        If a config or value cannot be; nothing is started.
+    RunError
+        If some runs have failed, once all have ended.
+    """
+    folder = Path(out)
+    if isinstance(config, Mapping):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / "config.toml"
+        keys = (f"{key} = {json.dumps(value)}\n" for key, value in flat(config))  # JSON's values are TOML's
+        file.write_text("".join(keys), encoding="utf-8")
+        config = file
+    configs = [str(each) for each in ([config] if isinstance(config, str | Path) else config)]
+    sets = [f"{key}={json.dumps(value)}" for key, value in (settings or {}).items()]
+    grids = [f"{key}={','.join(map(json.dumps, values))}" for key, values in (grid or {}).items()]
+    numbers = range(1, seeds + 1) if isinstance(seeds, int) else seeds
+    listed = ",".join(map(str, numbers)) or None
+    place = None if data_dir is None else Path(data_dir)
+    known = sweeps.runs(configs, folder, sets, grids, listed, place, [[str(each)] for each in overlays])
+    sweeps.check(known, place)
+    words = [*configs, "--out", str(folder), "--jobs", str(jobs)]
+    for option, values in (("--set", sets), ("--grid", grids), ("--with", overlays)):
+        words += [word for value in values for word in (option, str(value))]
+    for option, value in (("--seeds", listed), ("--launcher", launcher), ("--data-dir", place)):
+        words += [option, str(value)] if value else []
+    process = subprocess.Popen(
+        [*sweeps.PROGRAM, "sweep", *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    started = Sweep(folder, known, process)
+    return started.wait() if wait else started
