@@ -14,6 +14,7 @@ from .launch.saved import save_data
 from .learning.batches import Batch, Visits
 from .learning.optim import zeros
 from .learning.task import ClientBatch, Task
+from .results.export import export
 from .results.run_table import group_figures, open_sweep
 from .results.trained import open_models
 from .schedule.speeds import Speed
@@ -45,6 +46,7 @@ __all__ = [
     "Visits",
     "__version__",
     "check",
+    "export",
     "group_figures",
     "keyed",
     "open_models",

@@ -360,6 +360,17 @@ def plot(folders: tuple[Path, ...], output: Path, **how: Any) -> None:
 
 
 @cli.command()
+@click.argument("folder", type=PATH)
+@click.option("--to", required=True, type=PATH, metavar="FILE", help="run.zip, or model.safetensors.")
+@click.option("--client", type=click.IntRange(min=0), help="Whose model (default: the shared one).")
+def export(folder: Path, to: Path, client: int | None) -> None:
+    """Write a run to one file that all commands read, without its data; or the weights of its model."""
+    from hpcfl.results.export import export as write
+
+    _echo([str(write(folder, to, client=client))])
+
+
+@cli.command()
 @FOLDERS
 @_flag("--force", "Even if the run seems to be running on another host.")
 def seal(folders: tuple[Path, ...], force: bool) -> None:

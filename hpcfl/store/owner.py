@@ -17,7 +17,7 @@ from io import FileIO
 from pathlib import Path
 
 from hpcfl.base.errors import TakenOver, UsageError
-from hpcfl.store import inside
+from hpcfl.store import archive, inside
 from hpcfl.store.atomic import SMALL
 from hpcfl.store.status import Status, parsed, read_status, signed
 
@@ -110,6 +110,7 @@ def running(run_dir: Path, force: bool = False) -> Status | None:
 
 def _locked(run_dir: Path, force: bool) -> FileIO | None:
     """Return the file with the lock on it, None where there can be no lock."""
+    archive.check_folder(run_dir)
     until = time.monotonic() + _NAMED_SECONDS
     while True:
         try:

@@ -23,8 +23,8 @@ import numpy as np
 
 from hpcfl.base.errors import RunError, UsageError, UserError, listed
 from hpcfl.base.lazy import xarray
+from hpcfl.store import archive, growing_file, inside, manifest
 from hpcfl.store import columns as table
-from hpcfl.store import growing_file, inside, manifest
 from hpcfl.store.atomic import check_regular, number_of, numbered
 from hpcfl.store.attributes import attributes_of
 from hpcfl.store.checkpoints import damage, saved
@@ -122,8 +122,10 @@ def events(path: Path | str) -> list[dict[str, Any]]:
 
 
 def run_folder(path: Path | str) -> Path:
-    """Return the run folder for a folder or its run.h5; UsageError where there is no such, or no run.h5 in it."""
+    """Return the run folder for a folder, its run.h5, or an archive; UsageError where there is no run.h5 in it."""
     given = Path(path)
+    if given.suffix == ".zip" and given.is_file():
+        return archive.unpacked(given)
     folder = given.parent if given.name == "run.h5" else given
     if not (folder / "run.h5").is_file():
         lacks = "is no file" if os.path.lexists(folder / "run.h5") else "does not exist"

@@ -473,7 +473,7 @@ def test_phi_is_a_key() -> None:
         from_table(small({"name": "fedavg"}, oracle={"phi": -1}))
     lines = "\n".join(report(config, config.check(None), None, 2))
     assert f"oracle        p = {MLP}, φ = 7.5; 0.8595 vectors of p numbers per whole visit" in lines
-    assert any(line.startswith("    phi = nothing (number ≥ 0)  φ, the cost") for line in catalogue.lines())
+    assert any(line.startswith("    phi = nothing (number ≥ 0)  φ, the cost") for line in catalogue.lines("keys"))
 
 
 def test_a_summary_adds_up_the_rounds(solo: Any, tmp_path: Path) -> None:
