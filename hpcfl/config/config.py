@@ -36,7 +36,7 @@ from hpcfl.data.absent import AbsentSource
 from hpcfl.data.base import check_clients, check_samples
 from hpcfl.data.formats.files import found
 from hpcfl.learning.config import METRICS, TaskConfig
-from hpcfl.learning.initial_values import InitialFile
+from hpcfl.learning.initial_values import STATE_DICT, InitialFile
 from hpcfl.learning.task import Task
 from hpcfl.models import Model
 from hpcfl.models.modules import tracing
@@ -298,7 +298,7 @@ class Config(ConfigBase):
             takes = f"model.name = '{self.model.name}' takes arrays of real numbers"
             instead = "expected a model from outside, 'package.module:factory'"
             raise UsageError(f"data: samples are {'tuples' if header.pieces else 'tokens'}, {takes}: {instead}")
-        if self.model.initial is not None:
+        if self.model.initial is not None and not self.model.initial.endswith(STATE_DICT):  # which takes torch
             InitialFile(Path(self.model.initial), self.clients, self.precision)
         shapes = header.shapes
         for shape in dict.fromkeys(shapes):

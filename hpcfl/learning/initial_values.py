@@ -1,11 +1,13 @@
 """What models begin with: values drawn by the seed, or a file's (``model.initial``), a dataset for each tensor.
 
 A dataset at the root holds for all clients; ``clients/<number>/<tensor>`` takes its place for one client, in a layer
-that is personal. What else a method's shared state begins with may stand at the root by its name.
+that is personal. What else a method's shared state begins with may stand at the root by its name. A file of safetensors
+or of a state dict, ``torch.save(module.state_dict(), file)``, has what holds for all; only tensors are read of it.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,10 @@ from hpcfl.base.errors import UsageError, did_you_mean
 from hpcfl.base.lazy import torch
 from hpcfl.base.types import Precision, Shape, State
 from hpcfl.data import Federation
+from hpcfl.data.formats.files import reading
 from hpcfl.data.formats.hdf5_file import dataset, opened
 
-OWN = "clients"
+OWN, SAFE, STATE_DICT = "clients", ".safetensors", (".pt", ".pth")
 Shapes = Mapping[str, Shape]
 
 
@@ -36,6 +39,10 @@ class InitialFile:
 
     def __init__(self, path: Path, clients: int, precision: Precision) -> None:
         self.path, self.dtype = path, np.dtype(np.float64 if precision == "double" else np.float32)
+        self.own: dict[int, dict[str, Shape]] = {}
+        if path.suffix in (SAFE, *STATE_DICT):
+            self.shared = {name: self._checked(name, value) for name, value in _tensors(path).items()}
+            return
         with opened(path) as file:
             self.shared = {name: self._values(file, name) for name in file if name != OWN}
             groups = file.get(OWN, {})
@@ -44,14 +51,16 @@ class InitialFile:
             for client in groups:
                 if len(client) > 9 or not client.isdecimal() or str(int(client)) != client or int(client) >= clients:
                     raise UsageError(f"{path}: {OWN}/{client}: expected one of {OWN}/0 … {OWN}/{clients - 1}")
-            self.own: dict[int, dict[str, Shape]] = {
+            self.own = {
                 int(client): {name: self._values(file, f"{OWN}/{client}/{name}").shape for name in group}
                 for client, group in groups.items()
             }
 
     def _values(self, file: h5py.File, name: str) -> NDArray[Any]:
         """Return a dataset in the run's precision."""
-        stored = dataset(file, name)
+        return self._checked(name, dataset(file, name))
+
+    def _checked(self, name: str, stored: Any) -> NDArray[Any]:
         if stored.dtype.kind != "f" or stored.dtype.itemsize not in (4, 8):
             raise UsageError(f"{self.path}: {name} is of {stored.dtype}, expected float32 or float64")
         with np.errstate(over="ignore"):
@@ -87,6 +96,25 @@ class InitialFile:
         if there != shape:
             raise UsageError(f"{self.path}: {name} has shape {list(there)}, expected {list(shape)}{whose}")
 
+    def renamed(self, names: Collection[str]) -> None:
+        """Call tensors as the model does where a plain module has a place in between: ``fc1.1.weight``."""
+        bare = {name: re.sub(r"\.\d+(?=\.[^.]+$)", "", name) for name in self.shared if name not in names}
+        self.shared = {bare[name] if bare.get(name) in names else name: value for name, value in self.shared.items()}
+
+
+def _tensors(path: Path) -> dict[str, NDArray[Any]]:
+    """Return the tensors of a file of safetensors or of a state dict; integers, which buffers may be, as float64."""
+    kind = "a file of safetensors" if path.suffix == SAFE else "a state dict, as torch.save writes it"
+    with reading(path, kind, Exception):  # these libraries raise almost anything
+        if path.suffix == SAFE:
+            from safetensors.numpy import load_file
+
+            found: dict[str, NDArray[Any]] = load_file(path)
+        else:
+            tensors = torch.load(path, map_location="cpu", weights_only=True)  # nothing of it is carried out
+            found = {name: each.numpy() for name, each in tensors.items()}
+        return {name: each.astype(np.float64) if each.dtype.kind in "iub" else each for name, each in found.items()}
+
 
 class Start:
     """What the clients' models begin with: values `drawn` by the seed for features of each shape, or those of a file.
@@ -110,6 +138,7 @@ class Start:
         if file is not None:
             self._file = InitialFile(Path(file), federation.clients, precision)
             shapes = {shape: _shapes_of(state) for shape, state in drawn.items()}
+            self._file.renamed(next(iter(drawn.values())))
             self._file.check_model([shapes[shape] for shape in self._shapes[:members]])
             for shape, state in drawn.items():
                 given = self._file.shared.items()

@@ -20,7 +20,8 @@ class Model(ConfigBase):
     name: str
     initial: str | None = None
     """An HDF5 file of initial values, a dataset for each tensor; ``clients/<number>/<tensor>`` is one client's own, of
-    a layer that is personal. By default they are drawn by the seed."""
+    a layer that is personal. Or what all begin with: safetensors, or a state dict (.pt). By default they are drawn by
+    the seed."""
     paths: ClassVar[tuple[str, ...]] = ("initial",)
     chain: ClassVar[bool] = True
     """Whether layers follow one another, so that some of them can be computed without the others."""

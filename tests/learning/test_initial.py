@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import hpcfl
 from hpcfl import store
@@ -60,6 +62,39 @@ def test_all_begin_with_what_stands_at_the_root(tmp_path: Path) -> None:
             assert shared[name].dtype == torch.float64
             np.testing.assert_array_equal(shared[name], held[name][()])
             np.testing.assert_array_equal(job.task.initial(3)[name], held[name][()])
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+def test_a_run_goes_on_from_what_another_has_exported(suffix: str, tmp_path: Path) -> None:
+    few = {**table("fedavg", "mlp", True), "model": {"name": "mlp", "hidden": [5]}}
+    first = hpcfl.run(few, out=tmp_path / "first")
+    file = tmp_path / f"model.{suffix}"
+    if suffix == "pt":
+        torch.save(first.state_dict(), file)
+    else:
+        hpcfl.export(first.folder, file)
+    ended = store.load(store.latest(first.folder), personal=False).shared
+    _, shared, _ = begun({**few, "model": {**few["model"], "initial": str(file)}})
+    assert shared.keys() == ended.keys()
+    for name, value in shared.items():
+        np.testing.assert_array_equal(value, ended[name])
+    assert hpcfl.run(few, settings={"model.initial": str(file)}, out=tmp_path / "second").data.sizes["round"] == 4
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+@pytest.mark.parametrize("odd", ["text", "pickle", "shape"])
+def test_odd_tensors_are_one_line(suffix: str, odd: str, tmp_path: Path) -> None:
+    file, kind = tmp_path / f"model.{suffix}", "a file of safetensors" if suffix == "safetensors" else "a state dict"
+    if odd == "shape":
+        tensors = {name: torch.ones(shape) for name, shape in SHAPES.items()} | {"fc2.bias": torch.ones(9)}
+        save_file(tensors, file) if suffix == "safetensors" else torch.save(tensors, file)
+        said = r"fc2\.bias has shape \[9\], expected \[10\]$"
+    else:
+        file.write_bytes(b"no tensors" if odd == "text" else pickle.dumps(Path("/")))
+        said = rf"model\.{suffix}: truncated or damaged, expected {kind}"
+    with pytest.raises(UsageError, match=said) as raised:
+        begun(values(file))
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("kind", ["f4", "f8", ">f8"])
