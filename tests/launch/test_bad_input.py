@@ -636,7 +636,7 @@ def test_an_error_on_all_ranks_is_told_by_one(world: World, shared_dir: Path, mo
 @pytest.mark.mpi
 def test_any_path_reaches_all_ranks(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[RunRequest] = []
-    monkeypatch.setattr("hpcfl.launch.run.carry_out", lambda request, _: found.append(request))
+    monkeypatch.setattr("hpcfl.launch.run.carry_out", lambda request, *_: found.append(request))
     folder = Path(os.fsdecode(b"Universit\xe4t"))  # Latin-1, which is no UTF-8
     request = RunRequest(folder=folder, config="{}", data_dir=None, checkpoint=folder / "7", new=False, quiet=True)
     launch(lambda: request, world.comm)
