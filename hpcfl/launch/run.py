@@ -364,13 +364,14 @@ def _open(
     if request.new:
         whole = job.task.whole
         buffers = {} if whole is None else {name: whole.integer(name) for name in whole.buffers}  # which of them count
+        files = {**job.config.files, **kept_data(job.config, folder)}
         facts = {
             **where,
             "code": job.config.code or None,
             "computing": {"how": job.task.computing, "why": job.task.why},
             "samples": about_samples(job.task.federation),
             "tensors": {"names": [*job.task.initial()], "buffers": buffers},
-            "files": {**job.config.files, **kept_data(job.config, folder)} or None,
+            "files": files or None,
             "versions": versions(),
         }
         attributes = {name: json.dumps(value) for name, value in facts.items() if value is not None}
@@ -381,7 +382,7 @@ def _open(
             folder.mkdir(parents=True, exist_ok=True)
             store.take(folder, request.force)
             if request.overwrite:
-                store.discard(folder)
+                store.discard(folder, [Path(each["file"]).name for each in files.values()])
             for name, source in request.modules.items():
                 (folder / "code").mkdir(exist_ok=True)
                 write_text(folder / "code" / f"{name}.py", source)

@@ -11,7 +11,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
@@ -64,9 +64,13 @@ def release(run_dir: Path) -> None:
         file.close()
 
 
-def discard(run_dir: Path) -> None:
-    """Remove a run from a folder that this process owns; what else lies there stays. OSError where that cannot be."""
-    for name in ("run.h5", "metrics", "checkpoints", "code", *inside.WRITTEN):
+def discard(run_dir: Path, kept: Collection[str] = ()) -> None:
+    """Remove a run from a folder that this process owns; what else lies there, and what is `kept` by name, stays.
+
+    OSError where that cannot be.
+    """
+    given = {each.name for pattern in inside.GIVEN for each in run_dir.glob(pattern)} - {*kept}
+    for name in ("run.h5", "metrics", "checkpoints", "code", *inside.WRITTEN, *given):
         path = run_dir / name
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
