@@ -10,11 +10,11 @@ from .commands.functions import Sweep, check, show, stop, sweep
 from .config import Config
 from .data import ClientData, Federation, Header, InMemory, Source
 from .launch.api import Run, resume, run
+from .launch.export import export
 from .launch.saved import save_data
 from .learning.batches import Batch, Visits
 from .learning.optim import zeros
 from .learning.task import ClientBatch, Task
-from .results.export import export
 from .results.run_table import group_figures, open_sweep
 from .results.trained import open_models
 from .schedule.speeds import Speed

@@ -365,7 +365,7 @@ def plot(folders: tuple[Path, ...], output: Path, **how: Any) -> None:
 @click.option("--client", type=click.IntRange(min=0), help="Whose model (default: the shared one).")
 def export(folder: Path, to: Path, client: int | None) -> None:
     """Write a run to one file that all commands read, without its data; or the weights of its model."""
-    from hpcfl.results.export import export as write
+    from hpcfl.launch.export import export as write
 
     _echo([str(write(folder, to, client=client))])
 

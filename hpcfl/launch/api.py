@@ -27,7 +27,7 @@ from hpcfl.mpi.cores import cores
 from hpcfl.mpi.devices import VISIBLE
 from hpcfl.mpi.launcher import world
 from hpcfl.results.card import card
-from hpcfl.results.trained import Models, open_models, state_dict
+from hpcfl.results.trained import Models, NotHereError, open_models, shared_weights
 
 THREADS = "OMP_NUM_THREADS"
 
@@ -82,7 +82,12 @@ class Run:
         Of a module of the user's own whose code is not here, those that are shared are what the checkpoint has: without
         what never changes, tied ones by their first name alone. A line on stderr says so.
         """
-        return state_dict(self.folder, client, self.data_dir, self.force, self.trust)
+        try:
+            return dict(self.module(client).state_dict())
+        except NotHereError as error:
+            if client is not None:
+                raise
+            return shared_weights(self.folder, str(error))
 
 
 def run(

@@ -140,28 +140,13 @@ def _recorded_clients(folder: Path, attributes: Mapping[str, str], why: str) -> 
     return Absent.of(json.loads(attributes["samples"]), facts["train_samples"], facts["test_samples"], why)
 
 
-def state_dict(
-    folder: Path | str,
-    client: int | None = None,
-    data_dir: Path | str | None = None,
-    force: bool = False,
-    trust: bool = False,
-) -> State:
-    """Return the parameters of a run's model, see `Run.state_dict`; errors as there."""
-    try:
-        return dict(open_models(folder, data_dir, force=force, trust=trust).module(client).state_dict())
-    except NotHereError as error:
-        if client is not None:
-            raise
-        return shared_weights(store.run_folder(folder), str(error))
-
-
 def shared_weights(folder: Path, why: str) -> State:
     """Return the shared tensors of a run's model as its checkpoint has them, of which a line tells.
 
     `why` is why there is no module with these; raised where the run has not recorded their names.
     """
-    attributes = store.run_attributes(store.run_folder(folder))
+    folder = store.run_folder(folder)
+    attributes = store.run_attributes(folder)
     if "tensors" not in attributes:
         raise NotHereError(why)
     known, shared = json.loads(attributes["tensors"]), store.load(newest(folder), personal=False).shared

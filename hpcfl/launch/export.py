@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hpcfl import store
 from hpcfl.base.errors import UsageError
-from hpcfl.results.trained import state_dict
+from hpcfl.launch.api import Run
 from hpcfl.store import archive
 from hpcfl.store.atomic import replace
 
@@ -43,7 +43,9 @@ def export(run: Path | str, to: Path | str, *, client: int | None = None) -> Pat
         return path
     from safetensors.torch import save_file
 
-    tensors = {name: value.contiguous().clone() for name, value in state_dict(run, client).items()}
+    tensors = {
+        name: value.contiguous().clone() for name, value in Run(store.run_folder(run)).state_dict(client).items()
+    }
     with replace(path) as new:
         save_file(tensors, new, {"format": "pt"})
     return path
