@@ -174,9 +174,7 @@ def stop(folders: tuple[Path, ...], wait: bool, patience: float) -> None:
     for folder in running:
         stopping.request(folder)
     for folder in running if wait else ():
-        state = stopping.outcome(folder, patience)
-        if state != "stopped":
-            raise RunError(f"'{folder}' did not stop: expected it to be stopped, it is {state}")
+        stopping.wait_until_stopped(folder, patience)
 
 
 @cli.command()

@@ -21,7 +21,7 @@ from hpcfl.engine import stopping
 from hpcfl.results.run_table import open_sweep, run_folders
 
 Folders = Path | str | Iterable[Path | str]
-COLUMNS = ("run", "status", "rounds", "accuracy", "client_accuracy", "arrived", "sim_seconds", "wall_seconds")
+COLUMNS = ("status", "rounds", "accuracy", "client_accuracy", "arrived", "sim_seconds", "wall_seconds")
 
 
 def show(folders: Folders) -> pandas.DataFrame:
@@ -72,8 +72,8 @@ def stop(folder: Path | str, *, wait: bool = False, patience: float = 600.0) -> 
     """
     running = stopping.running(Path(folder))
     stopping.request(running)
-    if wait and (state := stopping.outcome(running, patience)) != "stopped":
-        raise RunError(f"'{running}' did not stop: expected it to be stopped, it is {state}")
+    if wait:
+        stopping.wait_until_stopped(running, patience)
 
 
 @dataclass(eq=False)

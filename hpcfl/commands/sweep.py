@@ -36,7 +36,7 @@ from hpcfl.data import Header
 from hpcfl.engine.stopping import NAMES, REPEAT_SECONDS
 from hpcfl.launch.request import check_same, check_writable
 
-FINISHED = {"done": "skipped", "ended": "skipped", "diverged": "diverged"}
+FINISHED = {**dict.fromkeys(store.DONE, "skipped"), "diverged": "diverged"}
 """States of a run that is not started again, and how it is counted."""
 LONGEST = 200  # characters of a run's name; file systems take 255 bytes, and a log's name is longer
 
@@ -398,7 +398,7 @@ def outcome(code: int, asked: bool, state: str = "new") -> str:
     if state == "diverged":
         return "diverged"
     if code == 0:
-        return "done" if state in ("done", "ended") else "failed"
+        return "done" if state in store.DONE else "failed"
     by_signal = asked and (-code in SIGNALS or code - 128 in SIGNALS)  # launchers and shells: 128 + n
     return "stopped" if code == Stopped.code or by_signal or (asked and state == "stopped") else "failed"
 

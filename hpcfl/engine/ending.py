@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from math import inf, isnan, nan
 from typing import Any
 
+import numpy as np
+
 from hpcfl.base.lazy import xarray
 from hpcfl.schedule.cadence import Target
 
@@ -49,10 +51,11 @@ class Ending:
             self.best = max(self.best, value)
 
 
-def scores(data: xarray.Dataset) -> list[float]:
-    """Return what the tests of a run's rounds gave, oldest first; NaN where there was none."""
+def scores(data: xarray.Dataset, done: int) -> list[float]:
+    """Return what the tests of a run's first rounds gave, that are `done`; NaN where there was none."""
     names = [name for each in NAMES for name in (each, f"mean_client_{each}") if name in data]
-    return [score({name: data[name].values[place] for name in names}) for place in range(data.sizes["round"])]
+    places = np.flatnonzero(data["round"].values < done)  # those after a checkpoint are done again
+    return [score({name: data[name].values[place] for name in names}) for place in places]
 
 
 def score(row: Row) -> float:

@@ -194,13 +194,14 @@ def running(path: Path) -> Path:
     return folder
 
 
-def outcome(folder: Path, patience: float) -> str:
-    """Wait until a run is no longer running; return the first word of its status then.
+def wait_until_stopped(folder: Path, patience: float) -> None:
+    """Wait until a run that was asked to stop has stopped.
 
     Raises
     ------
     RunError
-        If it has written nothing for `patience` seconds; a line says so before, when a tenth of these are over.
+        If it ends otherwise, or has written nothing for `patience` seconds; a line says so before, when a tenth of
+        these are over.
     """
     from hpcfl import store
 
@@ -218,4 +219,5 @@ def outcome(folder: Path, patience: float) -> str:
             told = True
             say(f"'{folder}' has written nothing for {quiet:.0f} s; it stops after the round that it is in")
         time.sleep(WAIT_SECONDS)
-    return status.state
+    if status.state != "stopped":
+        raise RunError(f"'{folder}' did not stop: expected it to be stopped, it is {status.state}")

@@ -91,7 +91,7 @@ class Watchdog:
                 end_launcher([os.getpid()])
             if self.silent > SILENT_SECONDS:
                 raise RunError(f"the server (rank 0) has been silent for {self.silent:.0f} s: its host may be gone")
-        self.over = (self.over or now) if status.state in ("done", "ended", "stopped", "diverged") else None
+        self.over = (self.over or now) if status.state in (*store.DONE, "stopped", "diverged") else None
         self.due = now + (self.seconds if self.over is None else LOOK_SECONDS)
         if self.over is not None and now - self.over > self.leaving:
             raise LeftBehind(status.state)

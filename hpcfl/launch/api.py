@@ -64,7 +64,7 @@ class Run:
         return open_models(self.folder, self.data_dir, force=self.force, trust=self.trust)
 
     def _repr_html_(self) -> str:
-        return card(self.folder.name, store.open_run(self.folder))
+        return card(self.folder.name, self.data)
 
     def module(self, client: int | None = None) -> torch.nn.Module:
         """Return the trained model as a plain module, set to evaluate: the shared one, or a client's own.

@@ -130,7 +130,7 @@ def resume_request(
         owned.callback(store.release, folder)
         store.segment_paths(folder)  # a run whose metrics are gone is not done
         status, attributes = store.read_status(folder), store.run_attributes(folder)
-        if status.state in ("done", "ended") and rounds in (None, recorded_table(attributes["config"]).get("rounds")):
+        if status.state in store.DONE and rounds in (None, recorded_table(attributes["config"]).get("rounds")):
             if damaged := store.verify(folder).damaged:
                 name, reason = next(iter(damaged.items()))
                 more = f" (and {len(damaged) - 1} more: hpcfl verify {folder})" if damaged.keys() - {name} else ""

@@ -60,6 +60,7 @@ from hpcfl.mpi.placement import check_communicators, check_there, lane_topologie
 from hpcfl.mpi.transport import Transport
 from hpcfl.mpi.waiting import Patience, Roll, tell, telling, texts
 from hpcfl.realtime import start
+from hpcfl.schedule.cadence import Target
 from hpcfl.store.atomic import number_of, write_text
 
 Processes = list[tuple[str, str]]
@@ -153,8 +154,8 @@ def carry_out(request: RunRequest, comm: Any, on_round: Callable[[Row], Any] | N
             raise_together(ranks, opened if rank == 0 else lambda: None)
         run = _in_real_time if (real := config.clock == "wall") else _in_step
         phases, ending = Phases(request.profile), None
-        if rank == 0:
-            earlier = scores(store.open_run(request.folder)) if config.stop.patience and now.round else ()
+        if rank == 0 and (on_round is not None or config.stop != Target()):
+            earlier = scores(store.open_run(request.folder), now.round) if config.stop.patience and now.round else ()
             ending = Ending(config.stop, on_round, earlier)
         try:
             tells = not real or rank == 0  # of the round: other ranks are told of each by the server

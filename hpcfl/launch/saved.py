@@ -170,7 +170,8 @@ def parts_of(data: Any, by: str | None = None, label: str | None = None) -> Part
         names = np.unique(np.concatenate([y.astype(str) for y in labels]))
         labels = [np.searchsorted(names, y.astype(str)) for y in labels]
     kind = np.float32 if any(y.dtype.kind == "f" for y in labels) else np.int64
-    return {name: (x, y.astype(kind)) for (name, (x, _)), y in zip(parts.items(), labels)}
+    typed = {name: (x, y.astype(kind)) for (name, (x, _)), y in zip(parts.items(), labels)}
+    return {name: typed[name] for name in natural(typed)}
 
 
 def _divided(x: Array, y: Array, client: Array) -> Parts:
@@ -180,7 +181,7 @@ def _divided(x: Array, y: Array, client: Array) -> Parts:
     if client.dtype.kind not in "iuOUS":
         raise UsageError(f"data: expected clients that are numbers from 0 on or names, got {client.dtype}")
     names = np.array([str(each) for each in client.tolist()])
-    return {name: (x[names == name], y[names == name]) for name in natural(np.unique(names).tolist())}
+    return {name: (x[names == name], y[names == name]) for name in np.unique(names).tolist()}
 
 
 def _samples(data: Any, where: str) -> tuple[Array, Array]:

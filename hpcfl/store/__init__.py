@@ -39,6 +39,7 @@ from hpcfl.store.run_file import begin as begin
 from hpcfl.store.run_file import create as create
 from hpcfl.store.run_file import rebuild as rebuild
 from hpcfl.store.run_file import seal as seal
+from hpcfl.store.status import DONE as DONE
 from hpcfl.store.status import overwrite_status as overwrite_status
 from hpcfl.store.status import read_status as read_status
 from hpcfl.store.status import write_status as write_status

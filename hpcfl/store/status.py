@@ -19,6 +19,8 @@ from pathlib import Path
 
 from hpcfl.store.atomic import read_text, write_text
 
+DONE = ("done", "ended")
+"""States of a run that has come to its end, from which nothing goes on by itself."""
 STATES = ("running", "done", "ended", "stopped", "failed", "diverged")
 CHECK = "check: "
 DIGITS = 10  # of a process id, at most

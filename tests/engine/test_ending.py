@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,19 @@ def test_a_resumed_run_ends_where_one_that_was_left_alone_does(tmp_path: Path) -
     hpcfl.run(values, out=tmp_path / "run", on_round=lambda row: row["round"] == 2)
     again = hpcfl.run(values, out=tmp_path / "run", resume=True)
     same(whole.folder, again.folder)
+
+
+def test_tests_that_are_done_again_count_once(tmp_path: Path) -> None:
+    values = {**VALUES, "rounds": 40, "stop": {"patience": 4}, "algorithm": {**VALUES["algorithm"], "lr": 1e-9}}
+    whole = hpcfl.run({**values, "checkpoint": {"every": 2, "keep": 9}}, out=tmp_path / "whole")
+    assert whole.data.sizes["round"] == 10
+    run = hpcfl.run(
+        {**values, "checkpoint": {"every": 2, "keep": 9}}, out=tmp_path / "run", on_round=lambda row: row["round"] == 7
+    )
+    assert run.data.sizes["round"] == 8
+    for number in (4, 6, 8):  # a kill has left rows of rounds after the newest checkpoint that is whole
+        shutil.rmtree(tmp_path / "run" / "checkpoints" / f"round-{number:06d}")
+    same(whole.folder, hpcfl.resume(tmp_path / "run").folder)
 
 
 def test_a_script_hears_of_each_round_and_may_stop_the_run(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_a_client_each(kind: str, tmp_path: Path) -> None:
         pairs = [TensorDataset(torch.tensor(one).float(), torch.tensor(two)) for one, two in pairs]
     given = {"north": pairs[0], "c2": pairs[1]} if kind == "dict" else pairs
     names = ["north", "c2"] if kind == "dict" else ["0", "1"]
-    assert hpcfl.save_data(tmp_path / "a.h5", given, test_share=0.0) == names
+    assert hpcfl.save_data(tmp_path / "a.h5", given, test_share=0.0) == sorted(names)  # in the order of their ids
     parts = content(tmp_path / "a.h5")
     for name, pair in zip(names, [(x[:8], y[:8]), (x[8:], y[8:])]):
         for one, other in zip(parts[f"clients/{name}/train"], pair):
@@ -105,6 +105,15 @@ def test_a_table_by_a_column_of_names_goes_on_elsewhere(tmp_path: Path, capsys: 
     capsys.readouterr()
     assert main(["show", str(moved)]) == 0
     assert "run: clients: Bern, Oslo, Rome" in capsys.readouterr().out
+
+
+def test_speeds_are_those_of_the_clients_that_are_named(tmp_path: Path) -> None:
+    given = {"north": arrays(), "c10": arrays(13), "c2": arrays(14)}
+    speeds = {"c10": 3.0, "north": 1.0, "c2": 2.0}
+    run = hpcfl.run("fedavg-digits", data=given, test_share=0.0, speeds=speeds, settings=FEW, out=tmp_path / "out")
+    assert run.data["client_name"].values.tolist() == ["c2", "c10", "north"]
+    assert run.data["train_samples"].values.tolist() == [14, 13, 12]
+    assert run.data["visit_seconds"].values[0].tolist() == [2.0, 3.0, 1.0]
 
 
 def test_data_that_have_changed_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
