@@ -16,6 +16,7 @@ from .learning.batches import Batch, Visits
 from .learning.optim import zeros
 from .learning.task import ClientBatch, Task
 from .results.run_table import group_figures, open_sweep
+from .results.targets import compare
 from .results.trained import open_models
 from .schedule.speeds import Speed
 from .store import open_run
@@ -46,6 +47,7 @@ __all__ = [
     "Visits",
     "__version__",
     "check",
+    "compare",
     "export",
     "group_figures",
     "keyed",

@@ -111,16 +111,17 @@ def test_what_takes_long_to_load_is_lazy() -> None:
 
 
 def test_modules_import_at_their_top() -> None:
-    """Within functions only what a command need not load, or what may not be there."""
+    """But those of each command, and a few: what need not be loaded, or may not be there."""
     within = [
         (name, node.lineno)
         for name, path in MODULES.items()
+        if name != "hpcfl.commands.cli"
         for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(function, ast.FunctionDef)
         for node in ast.walk(function)
         if isinstance(node, ast.Import | ast.ImportFrom)
     ]
-    assert len({*within}) <= 40
+    assert len({*within}) <= 18
 
 
 HIDDEN = """

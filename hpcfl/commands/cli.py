@@ -358,6 +358,34 @@ def plot(folders: tuple[Path, ...], output: Path, **how: Any) -> None:
 
 
 @cli.command()
+@FOLDERS
+@click.option("--target", type=float, metavar="VALUE", help="Also when runs reached it, as in --target 0.9.")
+@click.option("--metric", default="accuracy", show_default=True, help="A metric's name, or test_loss.")
+@click.option(
+    "--as",
+    "form",
+    type=click.Choice(["table", "markdown", "latex", "csv", "json"]),
+    default="table",
+    show_default=True,
+    help="How it is written; csv and json have plain numbers.",
+)
+def compare(folders: tuple[Path, ...], target: float | None, metric: str, form: str) -> None:
+    """Print when runs reached a target, how their clients fare at the end, and what they cost.
+
+    FOLDERS are runs, or folders of runs, such as a sweep's. Runs that differ in nothing but the seed are one row: the
+    median time to the target with its interval by the bootstrap, else mean ± standard deviation.
+    """
+    from hpcfl.results import targets
+
+    found = targets.compare(folders, target, metric=metric)
+    if form == "table":
+        print_table(targets.printed(targets.worded(found, metric, target), terminal_width()))
+        return
+    plain = form in ("csv", "json")
+    print(targets.written(found if plain else targets.worded(found, metric, target), form), end="", flush=True)
+
+
+@cli.command()
 @click.argument("folder", type=PATH)
 @click.option("--to", required=True, type=PATH, metavar="FILE", help="run.zip, or model.safetensors.")
 @click.option("--client", type=click.IntRange(min=0), help="Whose model (default: the shared one).")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcfl.base.errors import RunError, count_of
+from hpcfl.base.errors import RunError, UsageError, count_of, listed
 from hpcfl.base.lazy import pandas, xarray
 from hpcfl.base.terminal import say
 from hpcfl.commands import check as checks
@@ -19,6 +19,7 @@ from hpcfl.config import Config, Overlay, load
 from hpcfl.config.presets import flat
 from hpcfl.engine import stopping
 from hpcfl.results.run_table import open_sweep, run_folders
+from hpcfl.results.targets import compare
 
 Folders = Path | str | Iterable[Path | str]
 COLUMNS = ("status", "rounds", "accuracy", "client_accuracy", "arrived", "sim_seconds", "wall_seconds")
@@ -106,6 +107,15 @@ class Sweep:
     def table(self) -> pandas.DataFrame:
         """What each of them has come to, as `show` returns it."""
         return show([run.folder for run in self.planned if run.state != "new"])
+
+    def time_to(self, **target: float) -> pandas.DataFrame:
+        """When the runs reached a target, as in ``time_to(accuracy=0.9)``: those columns of `hpcfl.compare`."""
+        if len(target) != 1:
+            raise UsageError(
+                f"time_to: expected one metric, as in time_to(accuracy=0.9), got {listed(target) or 'none'}"
+            )
+        ((metric, value),) = target.items()
+        return compare(self, value, metric=metric).loc[:, "runs":"seconds_high"]
 
     def wait(self) -> Sweep:
         """Return when no run is going on any more; RunError where some have failed."""

@@ -21,9 +21,10 @@ from rich.table import Column, Table
 
 from hpcfl import store
 from hpcfl.base.config import recorded
-from hpcfl.base.errors import UsageError, listed
+from hpcfl.base.errors import UsageError, count_of, listed
 from hpcfl.base.lazy import pandas, xarray
 from hpcfl.base.plugins import digests
+from hpcfl.base.terminal import say
 from hpcfl.base.types import Floats, Ints
 from hpcfl.config.presets import PICKED, flat
 from hpcfl.store.inside import tell
@@ -42,6 +43,8 @@ FIRST = tuple(f"{section}.{pick.by}" for section, pick in PICKED.items())
 MARKS = ("run.h5", "status", "metrics/*", "checkpoints/round-*")
 """What a folder in another one has, of these at least one, if a run has begun there."""
 Values = dict[str, list["Recorded"]]
+Runs = Any
+"""A run folder or a folder of runs, a `Run`, a `Sweep`, or several of these."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +103,17 @@ def run_folders(folders: Iterable[Path]) -> Iterator[Path]:
         for run in lost:
             tell(f"'{run}' lacks run.h5: left out")
         yield from [run for run in within if run not in lost] or [store.run_folder(folder)]
+
+
+def chosen(runs: Runs) -> list[Recorded]:
+    """Return what runs have recorded of their configs; a line on stderr says how many have not come to their end."""
+    several = [runs] if isinstance(runs, str | Path) or hasattr(runs, "folder") else list(runs)
+    found = list(run_folders(Path(getattr(each, "folder", each)) for each in several))
+    planned = sum(len(each.planned) for each in several if hasattr(each, "planned")) or len(found)
+    ended = sum(store.read_status(folder).state in (*store.DONE, "diverged", "unknown") for folder in found)
+    if ended < planned:
+        say(f"not finished: {planned - ended} of {count_of(planned, 'run')}")
+    return [Recorded.of(folder) for folder in found]
 
 
 def runs_within(folder: Path) -> list[Path]:

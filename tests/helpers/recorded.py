@@ -16,7 +16,7 @@ from hpcfl.store import status
 
 KNOWN = (
     *("accuracy", "client_accuracy", "cohort", "arrived", "blocks", "visit_seconds", "void"),
-    *("sim_seconds", "wall_seconds"),
+    *("sim_seconds", "wall_seconds", "message_bytes"),
 )
 BASE: dict[str, Any] = {
     "rounds": 4,
