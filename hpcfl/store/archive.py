@@ -13,6 +13,8 @@ import tempfile
 import zipfile
 from pathlib import Path, PurePosixPath
 
+import h5py
+
 from hpcfl.base.errors import UsageError
 from hpcfl.store.atomic import replace
 
@@ -37,13 +39,24 @@ def write(run_dir: Path, path: Path) -> None:
 def unpacked(path: Path) -> Path:
     """Return the run folder that an archive unpacks to, which may have one folder around all of it.
 
-    UsageError where it is none of a run, or claims more than it can have.
+    A run.h5 of another name is an archive of that alone. UsageError where it is none of a run, or claims more than it
+    can have.
     """
     about = path.stat()
     version = str(path.resolve()), about.st_mtime_ns, about.st_size
     if version in _unpacked:
         return _unpacked[version]
+    made = Path(tempfile.mkdtemp(prefix="hpcfl-archive-"))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    folder = made / path.stem  # by which name it is shown
     try:
+        if path.suffix == ".h5":
+            with h5py.File(path) as file:
+                if "segments" not in file.attrs:
+                    raise UsageError(f"'{path}' is no run's table")
+            folder.mkdir()
+            shutil.copyfile(path, folder / "run.h5")
+            return _unpacked.setdefault(version, folder)
         with zipfile.ZipFile(path) as archive:
             infos = {info.filename: info for info in archive.infolist()}
             tops = sorted((str(PurePosixPath(name).parent) for name in infos if name.endswith("run.h5")), key=len)
@@ -56,17 +69,13 @@ def unpacked(path: Path) -> Path:
                 raise UsageError(
                     f"'{path}' claims {size} bytes of {about.st_size}: expected at most {RATIO} times as many"
                 )
-            made = Path(tempfile.mkdtemp(prefix="hpcfl-archive-"))
-            atexit.register(shutil.rmtree, made, ignore_errors=True)
-            folder = made / path.stem  # by which name it is shown
             for name, own in ours.items():
                 (folder / own).parent.mkdir(parents=True, exist_ok=True)
                 with archive.open(name) as source, (folder / own).open("wb") as target:
                     shutil.copyfileobj(source, target)
     except (zipfile.BadZipFile, OSError, RuntimeError, NotImplementedError) as error:
-        raise UsageError(f"'{path}' cannot be read as an archive: {' '.join(str(error).split())}") from None
-    _unpacked[version] = folder
-    return folder
+        raise UsageError(f"'{path}' cannot be read as a run: {' '.join(str(error).split())}") from None
+    return _unpacked.setdefault(version, folder)
 
 
 def check_folder(run_dir: Path) -> None:

@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,11 @@ from hpcfl.store.columns import CLIENT, Array, Column, Fact, fill_of, shape_of
 from hpcfl.store.inside import RUN, of_another, one_line, tell
 from hpcfl.store.status import read_status
 
-INTERNAL = ("format", "segments", "sealed", "coordinates", "parts", "rows")
+INTERNAL = ("format", "segments", "sealed", "coordinates", "parts", "rows", "lost")
 """Attributes of run.h5 that are about the file rather than the run."""
+HERE = "in this file too"
+BESIDE = "in metrics/ beside this file; without that folder all of them read as not recorded"
+"""Where the rows are, as run.h5 says."""
 HEADER = "header"
 """A sealed segment's description of its columns and labels, as bytes of JSON."""
 HDF5 = b"\x89HDF\r\n\x1a\n"
@@ -42,13 +46,16 @@ MOST_LOST = 1 << 24
 MOST_BYTES = 1 << 30
 
 
-def open_run(path: Path | str) -> xarray.Dataset:
+def open_run(path: Path | str, *, chunks: Any = None) -> xarray.Dataset:
     """Return the acknowledged rounds of a finished, running or killed run, in memory, its files closed.
 
     Parameters
     ----------
     path : Path or str
-        The run folder, or the run.h5 in it.
+        The run folder, the run.h5 of one, or an archive of `hpcfl.export`.
+    chunks : int, dict or "auto", optional
+        Read nothing until it is asked for, in pieces as `xarray.open_dataset` makes them with dask. The run must be
+        sealed, as it is once it is done or stopped.
 
     Returns
     -------
@@ -67,8 +74,10 @@ def open_run(path: Path | str) -> xarray.Dataset:
         If run.h5 is damaged, or a segment that it names is missing.
     """
     run_dir = run_folder(path)
+    if chunks is not None:
+        return _lazily(run_dir, chunks)
     known = promises(run_dir)
-    parts = [read_part(segment, with_data=True) for segment in segment_paths(run_dir)]
+    parts = [read_part(segment, with_data=True) for segment in segment_paths(run_dir)] or _own_rows(run_dir)
     counted = counts(parts, reached(known, parts))
     for part, n in counted:
         tell_of(part, n)
@@ -80,31 +89,70 @@ def open_run(path: Path | str) -> xarray.Dataset:
     rounds = [part.rounds[:n] for part, n in counted]
     variables["round"] = ("round", np.concatenate([np.empty(0, np.int64), *rounds]))
     columns = merged_columns(parts)
-    needed = sum(prod(shape_of(each, coords, sum(map(len, rounds)))) * each.stored.itemsize for each in columns)
+    needed = size(columns, coords, sum(map(len, rounds)))
     there = sum(part.path.stat().st_size for part in parts if part.path.is_file())
     if needed > max(MOST_BYTES, inside.RATIO * there):  # most of them being lost
         raise RunError(f"'{run_dir}' claims {needed} bytes of rows; its segments have {there}: expected what they hold")
-    for column in columns:  # what a part lacks reads as "not recorded"
-        shape = shape_of(column, coords, sum(map(len, rounds)))
-        whole, start = np.full(shape, fill_of(column.stored), column.stored), 0
-        for part, n in counted:
-            if (own := part.data.get(column.name)) is not None:
-                stored = own[:n]
-                whole[(slice(start, start + len(stored)), *map(slice, stored.shape[1:]))] = stored
-            start += n
-        variables[column.name] = (("round", *column.dims), whole, column.attributes)
+    for column in columns:
+        variables[column.name] = (("round", *column.dims), joined(column, coords, counted), column.attributes)
     if "fate" in variables and ((variables["cohort"][1] == 1) & (variables["fate"][1] < 0)).any():
         raise RunError(f"'{run_dir}' does not fit together: expected to hear what became of everyone who was invited")
     variables |= {fact.name: (CLIENT, fact.values, {"long_name": fact.long_name}) for fact in facts}
     for name in variables.keys() & table.LABELS.keys():
         variables[name] = (*variables[name], {"long_name": table.LABELS[name]})
-    attributes = {name: value for name, value in run_attributes(run_dir).items() if name not in INTERNAL}
-    status = read_status(run_dir)
-    dataset = xarray.Dataset(variables, attrs={**attributes, "status": status.state, "reason": status.reason})
+    dataset = xarray.Dataset(variables, attrs=_about(run_dir))
     lost = [np.intersect1d(part.lost, part.rounds[:n]) for part, n in counted]
     if any(map(len, lost)):
         dataset.attrs["lost"] = np.concatenate(lost)
     return dataset.set_coords([name for name in (*table.AXES, table.NAMES) if name in dataset])
+
+
+def _about(run_dir: Path) -> dict[str, Any]:
+    attributes = {name: value for name, value in run_attributes(run_dir).items() if name not in INTERNAL}
+    status = read_status(run_dir)
+    return {**attributes, "status": status.state, "reason": status.reason}
+
+
+def _lazily(run_dir: Path, chunks: Any) -> xarray.Dataset:
+    if not run_attributes(run_dir)["sealed"]:
+        raise UsageError(f"'{run_dir}' is not sealed, so that its rows are read at once: expected no chunks")
+    if not find_spec("dask"):
+        raise UsageError("chunks: expected dask, which is not installed; without chunks all is read at once")
+    segment_paths(run_dir)  # that none is missing
+    plain: Any = {"decode_cf": False, "engine": "h5netcdf", "chunks": chunks}
+    dataset = xarray.open_dataset(run_dir / "run.h5", **plain)
+    lost = dataset.attrs.get("lost")
+    dataset.attrs = _about(run_dir) | ({"lost": _unpacked(json.loads(lost))} if lost else {})
+    return dataset.set_coords([name for name in (*table.AXES, table.NAMES) if name in dataset])
+
+
+def size(columns: Sequence[Column], coords: Mapping[str, Array], rows: int) -> int:
+    """The bytes of so many rows in memory."""
+    return sum(prod(shape_of(each, coords, rows)) * each.stored.itemsize for each in columns)
+
+
+def joined(column: Column, coords: Mapping[str, Array], counted: Sequence[tuple[Part, int]]) -> Array:
+    """The values of a column in all rows that count; what a part lacks reads as "not recorded"."""
+    shape, start = shape_of(column, coords, sum(n for _, n in counted)), 0
+    whole = np.full(shape, fill_of(column.stored), column.stored)
+    for part, n in counted:
+        if (own := part.data.get(column.name)) is not None:
+            stored = own[:n]
+            whole[(slice(start, start + len(stored)), *map(slice, stored.shape[1:]))] = stored
+        start += n
+    return whole
+
+
+def _own_rows(run_dir: Path) -> list[Part]:
+    """The rows that run.h5 has itself, as one part; none where it has none."""
+    with _table(run_dir) as file:
+        if file.attrs.get("rows") != HERE:
+            return []
+        columns, coords = table.table_of(file)
+        rounds, lost = table.values(file, "round", "i", (None,)), _unpacked(json.loads(file.attrs.get("lost", "[]")))
+        shapes = {column.name: shape_of(column, coords, len(rounds)) for column in columns}
+        data = {name: table.values(file, name, "biufS", shape) for name, shape in shapes.items()}
+    return [Part(run_dir / "run.h5", 0, len(rounds), rounds, columns, coords, len(rounds), data, lost)]
 
 
 def events(path: Path | str) -> list[dict[str, Any]]:
@@ -122,9 +170,9 @@ def events(path: Path | str) -> list[dict[str, Any]]:
 
 
 def run_folder(path: Path | str) -> Path:
-    """Return the run folder for a folder, its run.h5, or an archive; UsageError where there is no run.h5 in it."""
+    """Return the run folder for a folder, its run.h5, whatever its name, or an archive; UsageError where it is none."""
     given = Path(path)
-    if given.suffix == ".zip" and given.is_file():
+    if given.suffix in (".zip", ".h5") and given.name != "run.h5" and given.is_file():
         return archive.unpacked(given)
     folder = given.parent if given.name == "run.h5" else given
     if not (folder / "run.h5").is_file():
@@ -204,7 +252,10 @@ def segment_paths(run_dir: Path) -> list[Path]:
     """
     present = numbered(run_dir / "metrics", "segment", ".h5")
     names = {path.name for path in present}
-    missing = [name for name in json.loads(run_attributes(run_dir)["segments"]) if name not in names]
+    attributes = run_attributes(run_dir)
+    missing = [name for name in json.loads(attributes["segments"]) if name not in names]
+    if _alone(run_dir) and attributes.get("rows") == HERE:
+        return []
     if missing and _alone(run_dir):
         beside = f"expected metrics/{missing[0]} beside it; copy the whole run folder"
         raise RunError(f"'{run_dir / 'run.h5'}' is a table of rows that lie elsewhere: {beside}")

@@ -1,8 +1,9 @@
 """run.h5, one table over all segments of a run, and what begins and ends segments.
 
-The table is made of virtual datasets and holds no rows of its own: those are in the segments. One that is being
-written, or was left by a kill, is not in the table's datasets yet; a sealed one has its acknowledged rows column by
-column. The manifest has the digests of run.h5 and of the sealed segments, each before the file gets its name.
+Once all segments are sealed it has their rows too, if these are not many, and can be mailed alone. Until then, or where
+they are many, it is made of virtual datasets: the rows are in the segments. One that is being written, or was left by a
+kill, is not in the table's datasets yet; a sealed one has its acknowledged rows column by column. The manifest has the
+digests of run.h5 and of the sealed segments, each before the file gets its name.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from hpcfl.store.inside import RUN, run_of, tell
 from hpcfl.store.owner import owned, running
 from hpcfl.store.reading import INTERNAL, Part, read_facts, read_part, run_attributes, run_folder, segment_paths
 
+MOST_ROWS = 64 << 20
+"""Bytes of rows below which run.h5 has them itself."""
 _BLOCK_BYTES, _CHUNK_BYTES = 1 << 26, 1 << 20
 
 
@@ -89,8 +92,9 @@ def rebuild(run_dir: Path, changed: Mapping[str, str] | None = None) -> None:
 
     `changed` are attributes that take the place of those that are there.
 
-    Sealed segments are mapped with the rows that count; of one that is not, only axes and columns are there. UsageError
-    if a segment is missing, or they do not belong together.
+    Once all segments are sealed it has the rows that count, if they are less than `MOST_ROWS`. Else those of sealed
+    segments are mapped; of one that is not, only axes and columns are there. UsageError if a segment is missing, or
+    they do not belong together.
     """
     run_dir = run_folder(run_dir)
     paths = segment_paths(run_dir)
@@ -126,7 +130,6 @@ def _write(run_dir: Path, attributes: Mapping[str, str], facts: Sequence[Fact], 
         file.attrs.update(attributes)
         file.attrs["format"] = RUN_FORMAT
         file.attrs["segments"] = json.dumps([part.path.name for part in parts])
-        file.attrs["rows"] = "in metrics/ beside this file; without that folder all of them read as not recorded"
         sealed = [part for part in parts if part.layout is None]
         file.attrs["sealed"] = int(len(sealed) == len(parts))
         known: dict[str, Any] = {}  # of a segment, if it cannot be read one day
@@ -139,8 +142,21 @@ def _write(run_dir: Path, attributes: Mapping[str, str], facts: Sequence[Fact], 
         counted = [(part, n) for part, n in reading.counts(sealed, done) if n]
         rounds = np.concatenate([np.empty(0, np.int64), *(part.rounds[:n] for part, n in counted)])
         add_scales(file, {"round": rounds, **coords})
+        rows_too = len(sealed) == len(parts) > 0 and reading.size(columns, coords, len(rounds)) < MOST_ROWS
+        file.attrs["rows"] = reading.HERE if rows_too else reading.BESIDE
+        if any(map(len, lost := [np.intersect1d(part.lost, part.rounds[:n]) for part, n in counted])):
+            file.attrs["lost"] = json.dumps(reading.packed(np.concatenate(lost)))
+        if rows_too:
+            counted = [(read_part(part.path, with_data=True), n) for part, n in counted]
         for column in columns:
-            _map_column(file, column, coords, counted)
+            if rows_too:
+                values = reading.joined(column, coords, counted)
+                dataset = _add_checked(file, column.name, values.shape, column.stored, values)
+            else:
+                dataset = _map_column(file, column, coords, counted)
+            for axis, label in enumerate(("round", *column.dims)):
+                dataset.dims[axis].attach_scale(file[label])
+            dataset.attrs.update(column.attributes)
         for fact in facts:
             text = fact.values.dtype.kind == "U"
             given = (
@@ -153,25 +169,21 @@ def _write(run_dir: Path, attributes: Mapping[str, str], facts: Sequence[Fact], 
         file.attrs["coordinates"] = " ".join(name for name in AXES if name in single)  # as the CF conventions say it
 
 
-def _map_column(file: h5py.File, column: Column, coords: Coords, counted: Sequence[tuple[Part, int]]) -> None:
-    """Create one column; where a segment lacks it, or has fewer ranks, it reads as "not recorded"."""
+def _map_column(file: h5py.File, column: Column, coords: Coords, counted: Sequence[tuple[Part, int]]) -> h5py.Dataset:
+    """Create one column over the segments; where one lacks it, or has fewer ranks, it reads as "not recorded"."""
     shape, fill = shape_of(column, coords, sum(n for _, n in counted)), fill_of(column.stored)
-    if all(shape):
-        layout, start = h5py.VirtualLayout(shape, column.stored), 0
-        for part, n in counted:
-            rows = min(n, part.stored)
-            if rows and column.name in {known.name for known in part.columns}:
-                inner = tuple(len(part.coords[dim]) for dim in column.dims)
-                name = f"metrics/{part.path.name}"  # relative to run.h5, so that the folder can be moved
-                source = h5py.VirtualSource(name, column.name, (part.stored, *inner), column.stored)
-                layout[(slice(start, start + rows), *(slice(size) for size in inner))] = source[:rows]
-            start += n
-        dataset = file.create_virtual_dataset(column.name, layout, fillvalue=fill)
-    else:
-        dataset = file.create_dataset(column.name, shape, column.stored, fillvalue=fill)
-    for axis, label in enumerate(("round", *column.dims)):
-        dataset.dims[axis].attach_scale(file[label])
-    dataset.attrs.update(column.attributes)
+    if not all(shape):
+        return file.create_dataset(column.name, shape, column.stored, fillvalue=fill)
+    layout, start = h5py.VirtualLayout(shape, column.stored), 0
+    for part, n in counted:
+        rows = min(n, part.stored)
+        if rows and column.name in {known.name for known in part.columns}:
+            inner = tuple(len(part.coords[dim]) for dim in column.dims)
+            name = f"metrics/{part.path.name}"  # relative to run.h5, so that the folder can be moved
+            source = h5py.VirtualSource(name, column.name, (part.stored, *inner), column.stored)
+            layout[(slice(start, start + rows), *(slice(size) for size in inner))] = source[:rows]
+        start += n
+    return file.create_virtual_dataset(column.name, layout, fillvalue=fill)
 
 
 def _seal_segment(path: Path) -> bool:

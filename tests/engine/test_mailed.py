@@ -14,6 +14,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+import xarray
 
 import hpcfl
 from helpers import sources
@@ -22,6 +23,7 @@ from hpcfl.base import plugins
 from hpcfl.base.errors import RunError, UsageError
 from hpcfl.commands.cli import main
 from hpcfl.data.absent import about_samples
+from hpcfl.store import reading, run_file
 
 OWN = {
     "mailed_code": """
@@ -245,7 +247,63 @@ def test_initial_values_that_are_gone_are_missed_where_they_are_asked_for(mail: 
         _ = model.untrained
 
 
-def test_run_h5_alone_says_that_its_rows_lie_elsewhere(mail: Any, tmp_path: Path, capsys: Any, caplog: Any) -> None:
+def test_run_h5_alone_has_its_rows(mail: Any, tmp_path: Path, capsys: Any, caplog: Any) -> None:
+    _, folder = mail()
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    for name in ("run.h5", "two.h5"):
+        shutil.copy(folder / "run.h5", alone / name)
+    whole = hpcfl.open_run(folder)
+    for path in (alone, alone / "run.h5", alone / "two.h5"):
+        found = hpcfl.open_run(path)
+        assert found.attrs.pop("status") == "unknown"
+        xarray.testing.assert_identical(found.assign_attrs(status="done"), whole)
+    with h5py.File(alone / "two.h5") as file:
+        np.testing.assert_array_equal(file["depth"][:], whole["depth"])
+    plain = xarray.open_dataset(alone / "two.h5", engine="h5netcdf")
+    np.testing.assert_array_equal(plain["sim_seconds"], whole["sim_seconds"])
+    assert main(["show", str(alone / "two.h5")]) == 0
+    assert "two" in capsys.readouterr().out
+    assert main(["resume", str(alone / "two.h5")]) == 2
+    assert "nothing can be written" in capsys.readouterr().err
+    assert not caplog.messages
+
+
+def test_rounds_that_are_lost_are_so_in_run_h5_alone(mail: Any, tmp_path: Path) -> None:
+    _, folder = mail()
+    with h5py.File(folder / "metrics" / "segment-000.h5", "r+") as file:
+        file.attrs["lost"] = "[[1, 2]]"
+    (folder / "manifest.json").unlink()
+    store.rebuild(folder)
+    shutil.copy(folder / "run.h5", tmp_path / "alone.h5")
+    for found in (hpcfl.open_run(tmp_path / "alone.h5"), hpcfl.open_run(folder, chunks={})):
+        assert found.attrs["lost"].tolist() == [1]
+
+
+@pytest.mark.parametrize("most", [run_file.MOST_ROWS, 0])
+def test_rows_are_read_when_they_are_asked_for(most: int, mail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_file, "MOST_ROWS", most)
+    _, folder = mail()
+    lazy = hpcfl.open_run(folder, chunks={})
+    assert lazy["depth"].chunks is not None
+    xarray.testing.assert_identical(lazy.load(), hpcfl.open_run(folder))
+
+
+def test_chunks_need_a_sealed_run_and_dask(mail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, folder = mail()
+    monkeypatch.setattr(reading, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="expected dask, which is not installed"):
+        hpcfl.open_run(folder, chunks="auto")
+    rows = [store.Column("loss", (), "float64", "loss")]
+    store.begin(folder, rows, {}, 9, 10).close()
+    with pytest.raises(UsageError, match="is not sealed, so that its rows are read at once: expected no chunks"):
+        hpcfl.open_run(folder, chunks="auto")
+
+
+def test_run_h5_of_many_rows_says_that_they_lie_elsewhere(
+    mail: Any, tmp_path: Path, capsys: Any, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_file, "MOST_ROWS", 100)
     _, folder = mail()
     alone = tmp_path / "alone"
     alone.mkdir()
@@ -262,6 +320,16 @@ def test_run_h5_alone_says_that_its_rows_lie_elsewhere(mail: Any, tmp_path: Path
     assert not caplog.messages
     assert main(["show", str(alone)]) == 1
     assert capsys.readouterr().err == f"hpcfl: {line}copy the whole run folder\n"
+
+
+def test_a_file_that_is_no_runs_is_refused_in_a_line(tmp_path: Path, capsys: Any) -> None:
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        file["x"] = 1
+    (tmp_path / "text.h5").write_text("no HDF5")
+    for name, said in (("data.h5", "is no run's table"), ("text.h5", "cannot be read as a run: ")):
+        assert main(["show", str(tmp_path / name)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"hpcfl: '{tmp_path / name}' {said}")
 
 
 def test_shapes_of_any_integers_are_recorded() -> None:
