@@ -6,7 +6,7 @@ from .algorithms.fedavg import FedAvg
 from .algorithms.local_sgd import LocalSgd
 from .base.errors import Diverged, RunError, Stopped, UsageError
 from .base.rng import keyed
-from .commands.functions import Sweep, check, show, stop, sweep
+from .commands.functions import Sweep, check, list, show, stop, sweep  # noqa: A004
 from .config import Config
 from .data import ClientData, Federation, Header, InMemory, Source
 from .launch.api import Run, resume, run
@@ -51,6 +51,7 @@ __all__ = [
     "export",
     "group_figures",
     "keyed",
+    "list",
     "open_models",
     "open_run",
     "open_sweep",

@@ -13,6 +13,7 @@ from hpcfl.base.errors import RunError, UsageError, count_of, listed
 from hpcfl.base.lazy import pandas, xarray
 from hpcfl.base.terminal import say
 from hpcfl.commands import check as checks
+from hpcfl.commands import list as catalogue
 from hpcfl.commands import sweep as sweeps
 from hpcfl.commands.show import summaries
 from hpcfl.config import Config, Overlay, load
@@ -38,11 +39,28 @@ def show(folders: Folders) -> pandas.DataFrame:
     UsageError, RunError
         If none of them can be read; of others a line on stderr says why.
     """
-    several = [folders] if isinstance(folders, str | Path) else list(folders)
+    several = [folders] if isinstance(folders, str | Path) else [*folders]
     rows, odd = summaries(run_folders(map(Path, several)))
     for line in odd:
         say(line)
     return pandas.DataFrame(rows).set_index("run")
+
+
+def list(name: str = "") -> pandas.DataFrame:  # noqa: A001
+    """Return what there is to run, a row for each, as ``hpcfl list`` has it.
+
+    Parameters
+    ----------
+    name : str
+        ``methods``, ``models``, ``data``, ``speeds``, ``presets`` or ``overlays``: what each of them is, in ``about``.
+        ``keys``: ``default``, ``values`` and ``about`` of each key of a config. "": all of them but the keys, by kind.
+
+    Raises
+    ------
+    UsageError
+        If there is no such kind.
+    """
+    return catalogue.frame(name)
 
 
 def check(
@@ -90,7 +108,7 @@ class Sweep:
     """
 
     folder: Path
-    planned: list[sweeps.Run]
+    planned: Sequence[sweeps.Run]
     _process: subprocess.Popen[str] | None = field(default=None, repr=False)
 
     @property

@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 
 from hpcfl.base.config import ConfigBase, sections
 from hpcfl.base.errors import UsageError, did_you_mean, toml
+from hpcfl.base.lazy import pandas
 from hpcfl.config import Config
 from hpcfl.config.presets import PICKED, about, overlays, presets, variants
 
@@ -22,6 +23,9 @@ PICK = "What the section is, and so which other keys it has; or ``package.module
 TYPES = {"boolean": "true or false", "integer": "integer", "number": "number", "string": "string"}
 BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 KINDS = {"methods": "algorithm", "models": "model", "data": "data", "speeds": "speed"}
+FILES = {"presets": "hpcfl run NAME", "overlays": "hpcfl run CONFIG --with NAME"}
+NAMED = *KINDS, *FILES
+"""What there is by name."""
 MORE = {
     "methods|models|data|speeds": "what each of them is",
     "presets|overlays": "whole configs, and parts to put on one (--with)",
@@ -86,14 +90,34 @@ class Part(NamedTuple):
         return [self.head(), *lines] if lines else []
 
 
+def texts(kind: str) -> dict[str, str]:
+    """Return what each is of one kind among `NAMED`, by its name."""
+    if kind in KINDS:
+        return {part.choice: part.text for part in parts() if part.section == KINDS[kind] and part.choice}
+    return {each: about(each) for each in (presets() if kind == "presets" else overlays())}
+
+
+def frame(name: str = "") -> pandas.DataFrame:
+    """Return what `lines` says as a table; UsageError as there."""
+    if not name:
+        return pandas.concat({kind: frame(kind) for kind in NAMED}, names=["kind"])
+    if name in NAMED:
+        return pandas.DataFrame({"about": texts(name)}).rename_axis("name")
+    if name != "keys":
+        raise UsageError(f"hpcfl.list: no '{name}'{did_you_mean(name, (*NAMED, 'keys'))}")
+    rows = [(full, *key[1:]) for part in parts() for full, key in zip(part.names[1:], part.keys)]
+    return pandas.DataFrame(rows, columns=["name", "default", "values", "about"]).set_index("name")
+
+
 def lines(name: str = "") -> list[str]:
     """Return what to begin with, or what there is of one name, of a preset or an overlay what stands in its file.
 
     UsageError says which is nearest where there is none.
     """
-    if name in ("presets", "overlays"):
-        known, how = (presets(), "NAME") if name == "presets" else (overlays(), "CONFIG --with NAME")
-        return [f"{name} (hpcfl run {how})", *(f"  {each}: {about(each)}" for each in known)]
+    if name in NAMED:
+        section = KINDS.get(name, "")
+        keys = section and f"{section}.{PICKED[section].by}; hpcfl list {section}.NAME prints the keys of one"
+        return [f"{name} ({keys or FILES[name]})", *(f"  {each}: {text}" for each, text in texts(name).items())]
     if name in variants():
         said = (f"{key} = {toml(value)}" for key, value in variants()[name][1].items() if key != "about")
         return [f"# {about(name)}", *said]
@@ -103,9 +127,6 @@ def lines(name: str = "") -> list[str]:
         return _screen()
     if name == "keys":
         return [line for part in parts() for line in ([] if part.choice or not part.section else [""]) + part.lines()]
-    if section := KINDS.get(name):
-        named = f"{name} ({section}.{PICKED[section].by}; hpcfl list {section}.NAME prints the keys of one)"
-        return [named, *(part.head() for part in parts() if part.section == section and part.choice)]
     there = list(parts()) if ":" not in name else []
     if ":" in name:  # section.package.module:Class, or section.package.module:Class.key
         section, _, rest = name.partition(".")
@@ -117,7 +138,7 @@ def lines(name: str = "") -> list[str]:
         there = [_part(section, spec, PICKED[section].find(spec))]
     found = [line for part in there for line in part.about(name)]
     if not found:
-        names = ["presets", "overlays", "keys", *KINDS, *(each for part in there for each in part.names if each)]
+        names = [*FILES, "keys", *KINDS, *(each for part in there for each in part.names if each)]
         by_last = {each.rpartition(".")[2]: each for each in reversed(names)}
         words = [] if "." in name else get_close_matches(name, by_last, 1, 0.7)
         near = [by_last[word] for word in words] or get_close_matches(name, names, 1, 0.5)

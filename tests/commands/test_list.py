@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import hpcfl
 from hpcfl.algorithms import algorithm_class, algorithms
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.errors import UsageError
@@ -160,6 +161,19 @@ def test_one_screen_says_what_to_begin_with_and_how_to_see_more(capsys: pytest.C
     for words in (line.split("hpcfl list ")[1].split("  ")[0] for line in lines if line.startswith("  hpcfl list ")):
         for name in words.replace(",", "").replace("|", " ").split():
             assert catalogue.lines(name)
+
+
+def test_tables_have_what_is_printed() -> None:
+    methods = hpcfl.list("methods")
+    assert [f"  {name}: {text}" for name, text in methods["about"].items()] == catalogue.lines("methods")[1:]
+    assert list(methods.index) == list(algorithms())
+    table = hpcfl.list("keys")
+    assert [name.rpartition(".")[2] for name in table.index] == keys(lines_of("keys"))
+    assert table.index.is_unique
+    assert table.loc["algorithm.salf.momentum"].tolist()[:2] == ["0.0", "number ≥ 0 and < 1"]
+    assert hpcfl.list().loc["presets", "salf-digits"]["about"].startswith("SALF on the bundled digits, ")
+    with pytest.raises(hpcfl.UsageError, match=r"^hpcfl\.list: no 'method'; did you mean 'methods'\?$"):
+        hpcfl.list("method")
 
 
 def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> None:
