@@ -421,6 +421,29 @@ def verify(folders: tuple[Path, ...], as_json: bool) -> None:
         sys.exit(RunError.code)
 
 
+@cli.command()
+@click.argument("get", required=False, type=click.Choice(["get"]))
+@click.argument("name", required=False)
+@DATA_DIR
+def data(get: str | None, name: str | None, data_dir: Path | None) -> None:
+    """Print the data sources that there are, and whether their files are here.
+
+    get NAME: which files it reads, where they are published, under what licence, and where they are here; exit code 1
+    if one lacks. Nothing is downloaded.
+    """
+    from hpcfl.commands import data_sets
+
+    if name is None:
+        if get:
+            raise UsageError("hpcfl data get: expected a NAME of those that hpcfl data lists")
+        print_table(data_sets.overview(data_dir))
+        return
+    lines, whole = data_sets.report(name, data_dir)
+    _echo(lines)
+    if not whole:
+        sys.exit(RunError.code)
+
+
 @cli.command("list")
 @click.argument("name", default="")
 @_flag("--markdown", "as_page", "The page of all keys, as in docs/reference/keys.md.")

@@ -92,8 +92,8 @@ class Part(NamedTuple):
 
 def texts(kind: str) -> dict[str, str]:
     """Return what each is of one kind among `NAMED`, by its name."""
-    if kind in KINDS:
-        return {part.choice: part.text for part in parts() if part.section == KINDS[kind] and part.choice}
+    if section := KINDS.get(kind):
+        return {name: _part(section, name, PICKED[section].find(name)).text for name in PICKED[section].names()}
     return {each: about(each) for each in (presets() if kind == "presets" else overlays())}
 
 

@@ -33,6 +33,17 @@ CLASSES = 2**18
 """Classes that any data may have; more where there are more samples."""
 
 
+UNSTATED = "not stated by its authors"
+
+
+class Published(NamedTuple):
+    """What others publish for a source; nothing is fetched."""
+
+    files: tuple[str, ...]  # patterns below the data folder; of those with " or " between them one will do
+    pages: tuple[str, ...]  # addresses
+    licence: str  # as far as known
+
+
 class Piece(NamedTuple):
     """One tensor of a sample that is a tuple of several."""
 
@@ -178,9 +189,11 @@ class Source(ConfigBase, ABC):
     """Base of the ``data`` sections of the config: where samples come from and how clients share them.
 
     `only_for` names keys that have a meaning beside one word of another key alone: ``{key: (other key, word)}``.
+    `published` says where the files come from that it reads; None: it reads none, or the user's own.
     """
 
     only_for: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    published: ClassVar[Published | None] = None
 
     @abstractmethod
     def check(self, clients: int, data_dir: Path | None) -> Header:

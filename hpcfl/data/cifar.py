@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from hpcfl.base.errors import UsageError
 from hpcfl.base.types import Ints
+from hpcfl.data.base import UNSTATED, Published
 from hpcfl.data.formats.files import check_labels, folder, reading
 from hpcfl.data.pooled import Pool, Pooled
 
@@ -27,6 +28,11 @@ class Layout(NamedTuple):
     test: tuple[str, ...]
     label_bytes: int  # labels before the pixels of a record; the last of them is read
     classes: int
+
+    def published(self, archive: str) -> Published:
+        files = tuple(f"{self.folder}/{name}.bin" for name in (*self.train, *self.test))
+        page = "https://www.cs.toronto.edu/~kriz/cifar.html"
+        return Published(files, (page, f"https://www.cs.toronto.edu/~kriz/{archive}"), UNSTATED)
 
 
 class Cifar(Pooled):
@@ -66,6 +72,7 @@ class Cifar10(Cifar):
 
     name: Literal["cifar10"] = "cifar10"
     layout = Layout("cifar-10-batches-bin", tuple(f"data_batch_{n}" for n in range(1, 6)), ("test_batch",), 1, 10)
+    published = layout.published("cifar-10-binary.tar.gz")
 
 
 class Cifar100(Cifar):
@@ -73,3 +80,4 @@ class Cifar100(Cifar):
 
     name: Literal["cifar100"] = "cifar100"
     layout = Layout("cifar-100-binary", ("train",), ("test",), 2, 100)  # labels: coarse, fine
+    published = layout.published("cifar-100-binary.tar.gz")

@@ -14,7 +14,7 @@ from hpcfl.base.config import ConfigBase
 from hpcfl.base.errors import VALUE, UsageError, check_within, cut, refusal
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Ints
-from hpcfl.data.base import Features, Header, Scale, Source, check_clients, check_order
+from hpcfl.data.base import UNSTATED, Features, Header, Published, Scale, Source, check_clients, check_order
 from hpcfl.data.formats.files import folder, reading
 from hpcfl.data.partition import Parts, follow, iid, keep, shards
 from hpcfl.data.pooled import Pool, PooledFederation
@@ -65,6 +65,14 @@ class Femnist(Source):
     """
 
     name: Literal["femnist"] = "femnist"
+    published = Published(
+        tuple(f"femnist/data/{part}/*.json or femnist/{part}/*.json" for part in ("train", "test")),
+        (
+            "https://leaf.cmu.edu",
+            "https://github.com/TalwalkarLab/leaf (data/femnist/preprocess.sh makes the files)",
+        ),
+        f"{UNSTATED}; the code that makes them: BSD 2-Clause",
+    )
     first_classes: int = Field(CLASSES, ge=1, le=CLASSES)
     """Use only the classes below this number (SRPFL: 10)."""
     merge: bool = False

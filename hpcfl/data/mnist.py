@@ -18,18 +18,33 @@ from pydantic import Field
 
 from hpcfl.base.errors import UsageError, check_within
 from hpcfl.base.types import Ints
-from hpcfl.data.base import Pixels
+from hpcfl.data.base import UNSTATED, Pixels, Published
 from hpcfl.data.formats.files import check_labels, folder, reading, unpacked
 from hpcfl.data.pooled import Pool, Pooled
 
 CLASSES = {"balanced": 47, "byclass": 62, "bymerge": 47, "digits": 10, "letters": 26, "mnist": 10}
 SIDE, PEAK = 28, 255
+KINDS = "images-idx3-ubyte", "labels-idx1-ubyte"
+
+
+def files(folder: str, *parts: str) -> tuple[str, ...]:
+    """Return the IDX files of some parts, as `Published` has them."""
+    plain = (f"{folder}/{part}-{kind}" for part in parts for kind in KINDS)
+    return tuple(f"{file} or {file}.gz" for file in plain)
 
 
 class Mnist(Pooled):
     """MNIST, in the folder ``mnist/`` of the data folder, as distributed: four IDX files, plain or gzipped."""
 
     name: Literal["mnist"] = "mnist"
+    published = Published(
+        files("mnist", "train", "t10k"),
+        (
+            "http://yann.lecun.com/exdb/mnist/",
+            "https://ossci-datasets.s3.amazonaws.com/mnist/ (a mirror of the files)",
+        ),
+        f"{UNSTATED}; the documentation of Keras says CC BY-SA 3.0",
+    )
 
     def load(self, seed: int, data_dir: Path | None) -> Pool:
         home = folder(self.name, data_dir, "mnist")
@@ -55,6 +70,14 @@ class Emnist(Pooled):
     """Which of the published subsets: files ``emnist-<split>-train-images-idx3-ubyte`` and so on."""
     first_classes: int | None = Field(None, ge=1)
     """Use only the classes below this number (SRPFL: 10). By default all."""
+    published = Published(
+        files("emnist", "emnist-balanced-train", "emnist-balanced-test"),
+        (
+            "https://www.nist.gov/itl/products-and-services/emnist-dataset",
+            "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip (all splits; here: balanced)",
+        ),
+        UNSTATED,
+    )
 
     def load(self, seed: int, data_dir: Path | None) -> Pool:
         most = CLASSES[self.split]
@@ -85,7 +108,7 @@ def read_pair(folder: Path, part: str, classes: int, first: int = 0) -> tuple[ND
     not fit together.
     """
     files = []
-    for plain in (f"{part}-{kind}-ubyte" for kind in ("images-idx3", "labels-idx1")):
+    for plain in (f"{part}-{kind}" for kind in KINDS):
         there = [folder / name for name in (plain, f"{plain}.gz") if (folder / name).is_file()]
         if not there:
             raise UsageError(f"{folder}: has neither {plain} nor {plain}.gz")

@@ -17,10 +17,21 @@ from pydantic import Field
 from hpcfl.base.errors import UsageError, check_within
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Ints
-from hpcfl.data.base import ClientData, Features, Federation, Header, Source, check_clients, lengths
+from hpcfl.data.base import (
+    UNSTATED,
+    ClientData,
+    Features,
+    Federation,
+    Header,
+    Published,
+    Source,
+    check_clients,
+    lengths,
+)
 from hpcfl.data.formats.files import folder, opened_lines
 
 COLUMNS = "polarity, id, date, query, user, text"
+TWEETS, VECTORS = "training.1600000.processed.noemoticon.csv", "glove.6B.100d.txt"
 POLARITY = {"0": 0, "2": None, "4": 1}  # label of each polarity; neutral tweets are left out
 Tweets = list[tuple[str, int]]  # text and label of each of a user's tweets, in order of the file
 
@@ -49,9 +60,9 @@ class Sent140(Source):
     """
 
     name: Literal["sent140"] = "sent140"
-    file: str = Field("training.1600000.processed.noemoticon.csv", min_length=1)
+    file: str = Field(TWEETS, min_length=1)
     """The file of the tweets, CSV."""
-    glove: str = Field("glove.6B.100d.txt", min_length=1)
+    glove: str = Field(VECTORS, min_length=1)
     """The file of the word vectors, of any dimension."""
     min_samples: int = Field(10, ge=1)
     """Users with fewer tweets are no clients."""
@@ -59,6 +70,14 @@ class Sent140(Source):
     """Words of a tweet that are used; shorter ones are padded with zeros."""
     vocabulary: int = Field(10000, ge=1)
     """So many of the clients' most frequent words are known; others are zeros."""
+    published = Published(
+        (f"sent140/{TWEETS}", f"sent140/{VECTORS}"),
+        (
+            "http://help.sentiment140.com/for-students/ (trainingandtestdata.zip)",
+            "https://nlp.stanford.edu/projects/glove/ (glove.6B.zip)",
+        ),
+        f"tweets: {UNSTATED}; word vectors: Public Domain Dedication and License 1.0",
+    )
 
     def check(self, clients: int, data_dir: Path | None) -> Header:
         users, _, vectors = self._read(clients, data_dir)

@@ -50,6 +50,7 @@ class TwoDigits(Source):
     """
 
     name: Literal["two_digits"] = "two_digits"
+    published = Mnist.published
     first: Domain = "mnist"
     """Domain of a share of the clients."""
     second: Domain = "digits"

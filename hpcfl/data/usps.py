@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hpcfl.base.errors import UsageError
 from hpcfl.base.lazy import Lazy
 from hpcfl.base.types import Ints
-from hpcfl.data.base import Features
+from hpcfl.data.base import UNSTATED, Features, Published
 from hpcfl.data.formats.files import check_all, check_labels, check_unpacked, folder, reading, unpacked
 from hpcfl.data.formats.hdf5_file import dataset, opened
 from hpcfl.data.pooled import Pool, Pooled
@@ -31,6 +31,11 @@ class Usps(Pooled):
     """
 
     name: Literal["usps"] = "usps"
+    published = Published(
+        tuple(f"usps/usps.h5 or usps/{text}" for text in TEXTS.values()),
+        ("https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass.html#usps",),
+        UNSTATED,
+    )
 
     def load(self, seed: int, data_dir: Path | None) -> Pool:
         home = folder(self.name, data_dir, "usps")
