@@ -58,6 +58,12 @@ class Stopped(Exception):  # noqa: N818
         self.round, self.reason = round, reason
 
 
+class StoppedBefore(UserError):  # noqa: N818
+    """A run that was asked to stop between two starts of its batch job: the second one ends before it has begun."""
+
+    code = Stopped.code
+
+
 class Ended(Stopped):
     """A run that has come to its end before its last round: by its config, or by what its script says of a round."""
 

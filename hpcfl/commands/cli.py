@@ -170,12 +170,11 @@ def sweep(jobs: int, launcher: str, listing: bool, only: int | None, **options: 
     help="With --wait: seconds after which a run that writes nothing is given up.",
 )
 def stop(folders: tuple[Path, ...], wait: bool, patience: float) -> None:
-    """Ask running runs to stop after the round they are in; `hpcfl resume` goes on with them."""
-    running = [stopping.running(folder) for folder in folders]  # all are judged before one is asked
-    for folder in running:
-        stopping.request(folder)
-    for folder in running if wait else ():
-        stopping.wait_until_stopped(folder, patience)
+    """Ask running runs to stop after the round they are in; `hpcfl resume` goes on with them.
+
+    A run whose batch job is queued again ends when that starts.
+    """
+    stopping.stop(folders, patience if wait else None)
 
 
 @cli.command()

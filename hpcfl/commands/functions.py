@@ -84,15 +84,14 @@ def check(
 def stop(folder: Path | str, *, wait: bool = False, patience: float = 600.0) -> None:
     """Ask a running run to stop after the round that it is in, as ``hpcfl stop`` does.
 
+    One whose batch job is queued again ends when that starts.
+
     Parameters
     ----------
     wait : bool
         Return when it has stopped; RunError where it ends otherwise, or writes nothing for `patience` seconds.
     """
-    running = stopping.running(Path(folder))
-    stopping.request(running)
-    if wait:
-        stopping.wait_until_stopped(running, patience)
+    stopping.stop([Path(folder)], patience if wait else None)
 
 
 @dataclass(eq=False)

@@ -11,12 +11,13 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from hpcfl.base.errors import RunError, UsageError
+from hpcfl.base.errors import RunError, StoppedBefore, UsageError
 from hpcfl.base.terminal import say
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ class Stop:
     """Requests to stop that reach one rank: a signal that it was sent; at the server also the stop file in `folder`."""
 
     def __init__(self, folder: Path, serves: bool) -> None:
-        self.path, self.serves = folder / FILE, serves
+        self.folder, self.serves = folder, serves
         self.reason, self.due = "", -math.inf
         self.forwarded = False
 
@@ -125,8 +126,7 @@ class Stop:
             return f"signal {_signal}"
         now = time.monotonic()
         if self.serves and not self.reason and now >= self.due:
-            with suppress(FileNotFoundError):  # a file made by hand may be empty
-                self.reason = " ".join(self.path.read_text(encoding="utf-8", errors="replace").split()) or ASKED
+            self.reason = asked(self.folder)
             self.due = now + LOOK_SECONDS
         return self.reason
 
@@ -183,15 +183,51 @@ def withdraw(folder: Path) -> None:
     (folder / FILE).unlink(missing_ok=True)
 
 
-def running(path: Path) -> Path:
-    """Return the folder of a run; UsageError if there is none, or it is not running."""
+def asked(folder: Path) -> str:
+    """Return the reason in the file of a request, "" where there is none."""
+    with suppress(FileNotFoundError):  # a file made by hand may be empty
+        return " ".join((folder / FILE).read_text(encoding="utf-8", errors="replace").split()) or ASKED
+    return ""
+
+
+def waits(folder: Path) -> bool:
+    """True in a batch job that Slurm has queued again, if somebody has asked its run to stop since it ran last.
+
+    What a signalled rank has written is not meant: that was over with the job.
+    """
+    return os.environ.get("SLURM_RESTART_COUNT", "0") != "0" and asked(folder) == ASKED
+
+
+def check_not_asked(folder: Path) -> None:
+    """Raise StoppedBefore where a request `waits`, and take it back. The caller owns the folder."""
     from hpcfl import store
 
-    folder = store.run_folder(path)
-    state = store.read_status(folder).state
-    if state != "running":
-        raise UsageError(f"'{folder}' cannot be stopped: expected a running run, this one is {state}")
-    return folder
+    if waits(folder):
+        withdraw(folder)
+        store.write_status(folder, "stopped", ASKED)
+        when = "before its job was started again"
+        raise StoppedBefore(f"'{folder}' was asked to stop {when}: it has not begun; hpcfl resume {folder} goes on")
+
+
+def stop(paths: Iterable[Path], patience: float | None = None) -> None:
+    """Ask runs to stop, as ``hpcfl stop``; with `patience` wait for those that run, see `wait_until_stopped`.
+
+    One that waits in a queue to be started again ends when it is. UsageError, before any is asked, if a folder holds no
+    run, or one that is over.
+    """
+    from hpcfl import store
+
+    states = {folder: store.read_status(folder).state for folder in map(store.run_folder, paths)}
+    for folder, state in states.items():
+        if state not in ("running", "stopped", "killed"):
+            raise UsageError(f"'{folder}' cannot be stopped: expected a running run, this one is {state}")
+    for folder, state in states.items():
+        request(folder)
+        if state != "running":
+            say(f"'{folder}' is {state}: if its batch job is queued again, that ends when it starts")
+    for folder, state in states.items():
+        if patience is not None and state == "running":
+            wait_until_stopped(folder, patience)
 
 
 def wait_until_stopped(folder: Path, patience: float) -> None:

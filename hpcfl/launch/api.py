@@ -15,7 +15,7 @@ from typing import Any
 from hpcfl import store
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.base import notebook
-from hpcfl.base.errors import ErrorOnOtherRank, RunError, UsageError
+from hpcfl.base.errors import ErrorOnOtherRank, RunError, Stopped, StoppedBefore, UsageError
 from hpcfl.base.lazy import Tensor, torch, xarray
 from hpcfl.base.memory import LARGE_PAGES
 from hpcfl.config import Config, Overlay
@@ -256,7 +256,11 @@ def _carried_out(
         comm = world() if comm is None else comm
         try:
             launch(decide, comm, from_python=True, allow_mixed=allow_mixed, on_round=on_round)
+        except StoppedBefore as error:
+            raise Stopped(0, str(error)) from None
         except ErrorOnOtherRank as other:
+            if other.code == Stopped.code:
+                raise Stopped(0, other.line) from None
             kind = UsageError if other.code == UsageError.code else RunError
             raise kind(other.line) from None
 

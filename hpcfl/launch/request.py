@@ -20,6 +20,7 @@ from hpcfl.base.errors import RunError, UsageError
 from hpcfl.base.types import Computing
 from hpcfl.config import Config, ConfigLike, Overlay
 from hpcfl.config.presets import Settings, flat
+from hpcfl.engine import stopping
 from hpcfl.results.trained import recorded, recorded_chunk
 from hpcfl.store.atomic import number_of
 
@@ -140,6 +141,7 @@ def resume_request(
         if status.state == "diverged":
             kept = "its last finite checkpoint is kept; expected another run, such as one with a smaller step size"
             raise UsageError(f"'{folder}' has diverged: {status.reason}; {kept}")
+        stopping.check_not_asked(folder)
         data = store.data_folder(attributes, data_dir)
         config = configs.of_run(attributes, folder, force, trust)
         newest = store.latest(folder)

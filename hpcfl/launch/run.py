@@ -401,7 +401,8 @@ def _open(
         mark = mark_of(folder, processes[0][1])
         mark.parent.mkdir(exist_ok=True)
         mark.touch()
-        stopping.withdraw(folder)  # before the status: from then on requests are for this start
+        if not stopping.waits(folder):  # asked since `check_not_asked`
+            stopping.withdraw(folder)  # before the status: from then on requests are for this start
         store.write_status(folder, "running", ranks=[f"process {number} on {host}" for host, number in processes])
 
 

@@ -16,6 +16,7 @@ import h5py
 import numpy as np
 import pytest
 
+import hpcfl
 from helpers import faults
 from helpers.checkpoints import save
 from helpers.recorded import restated
@@ -202,9 +203,9 @@ def as_if_killed(folder: Path) -> None:
     restated(folder, f"pid: {os.getpid()}", "pid: 0")
 
 
-@pytest.mark.parametrize("state", ["done", "stopped", "failed", "killed"])
+@pytest.mark.parametrize("state", ["done", "failed", "diverged"])
 def test_what_does_not_run_cannot_be_stopped(one: Path, capsys: Any, state: str) -> None:
-    as_if_killed(one) if state == "killed" else store.write_status(one, state)
+    store.write_status(one, state)
     store.create(one.with_name("other"), {"config": "{}"})
     store.write_status(one.with_name("other"), "running")
     assert main(["stop", "other", "one"]) == 2
@@ -213,6 +214,49 @@ def test_what_does_not_run_cannot_be_stopped(one: Path, capsys: Any, state: str)
     assert complained == f"hpcfl: 'one' cannot be stopped: expected a running run, this one is {state}\n"
     assert not (one / "stop").exists()
     assert not one.with_name("other").joinpath("stop").exists()  # nobody is asked where not everybody can be
+
+
+@pytest.mark.parametrize("state", ["stopped", "killed"])
+def test_a_job_that_is_queued_again_ends_when_it_starts(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, state: str
+) -> None:
+    """Not for ever: the next one goes on, by whomever it is started."""
+    once_told(monkeypatch, 2, lambda: stopping.request(here / "one"))
+    assert run() == 85
+    if state == "killed":
+        as_if_killed(here / "one")
+    capsys.readouterr()
+    assert main(["stop", "--wait", "one"]) == 0
+    told = f"hpcfl: 'one' is {state}: if its batch job is queued again, that ends when it starts\n"
+    assert capsys.readouterr() == ("", told)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert run("--resume") == 85
+    told = "'one' was asked to stop before its job was started again: it has not begun; hpcfl resume one goes on"
+    assert capsys.readouterr() == ("", f"hpcfl: {told}\n")
+    assert store.read_status(here / "one").state == "stopped"
+    assert not (here / "one" / "stop").exists()
+    assert store.open_run(here / "one").sizes["round"] == 3
+    assert main(["resume", "one"]) == 0
+
+
+@pytest.mark.parametrize(("restarts", "reason"), [("0", "hpcfl stop"), ("1", "signal USR1")])
+def test_what_is_not_meant_for_a_job_that_was_queued_again_is_forgotten(
+    one: Path, monkeypatch: pytest.MonkeyPatch, restarts: str, reason: str
+) -> None:
+    """A start of its own, and what a rank has written that was signalled when its job ended."""
+    store.write_status(one, "stopped")
+    stopping.request(one, reason)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
+    assert main(["resume", "one", "--rounds", "2", "--quiet"]) == 0
+    assert not (one / "stop").exists()
+
+
+def test_a_script_hears_that_its_run_was_stopped_before(one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.write_status(one, "stopped")
+    stopping.request(one)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    with pytest.raises(hpcfl.Stopped, match="asked to stop before its job"):
+        hpcfl.resume(one, rounds=2)
 
 
 def test_there_must_be_a_run(here: Path, capsys: Any) -> None:

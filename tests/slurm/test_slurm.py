@@ -217,6 +217,21 @@ def test_stopped(site: Site) -> None:
         assert store.read_status(job.folder).state == "stopped"
 
 
+def test_stopped_while_it_waits_to_start_again(site: Site) -> None:
+    """`hpcfl stop` is heard by a job that has been queued again, when it starts: for good, but for who resumes."""
+    job = site.run("waits", "mpich", keys=settings(pause=0.6))
+    job.until_round(3)
+    site.slurm.ask("scontrol", "requeuehold", job.number)
+    site.slurm.until(lambda: store.read_status(job.folder).state in ("stopped", "killed"), LIMIT)
+    site.slurm.until(lambda: job.facts["JobState"] == "PENDING", LIMIT)
+    before = store.open_run(job.folder).sizes["round"]
+    assert main(["stop", str(job.folder)]) == 0
+    site.slurm.ask("scontrol", "release", job.number)
+    assert job.ended("FAILED", restarts=1)["ExitCode"] == "85:0"
+    assert "was asked to stop before its job was started again" in job.said
+    assert (store.read_status(job.folder).state, store.open_run(job.folder).sizes["round"]) == ("stopped", before)
+
+
 def test_a_node_is_lost(site: Site, state: str) -> None:
     """With one MPI it is the node of the client rank, with the other that of the server and the batch script."""
     elsewhere = {mpi: f"--exclude=n1,{node}" for mpi, node in zip(mpis(), ("n4", "n2"))}
