@@ -15,6 +15,7 @@ from .launch.saved import save_data
 from .learning.batches import Batch, Visits
 from .learning.optim import zeros
 from .learning.task import ClientBatch, Task
+from .results.figures import figure
 from .results.run_table import group_figures, open_sweep
 from .results.targets import compare
 from .results.trained import open_models
@@ -49,6 +50,7 @@ __all__ = [
     "check",
     "compare",
     "export",
+    "figure",
     "group_figures",
     "keyed",
     "list",

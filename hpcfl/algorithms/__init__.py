@@ -3,7 +3,28 @@
 from hpcfl.algorithms.base import Algorithm, IteratedReduction, ServerState
 from hpcfl.base.plugins import lookup, registered
 
-__all__ = ["Algorithm", "IteratedReduction", "ServerState", "algorithm_class", "algorithms"]
+__all__ = ["TITLES", "Algorithm", "IteratedReduction", "ServerState", "algorithm_class", "algorithms"]
+
+TITLES = {
+    "fedasync": "FedAsync",
+    "fedavg": "FedAvg",
+    "fedhenn": "FedHeNN",
+    "fedlrgd": "FedLRGD",
+    "fednova": "FedNova",
+    "fedprox": "FedProx",
+    "fedrep": "FedRep",
+    "fedrolex": "FedRolex",
+    "flic": "FLIC",
+    "heterofl": "HeteroFL",
+    "hf_maml": "HF-MAML",
+    "lg_fedavg": "LG-FedAvg",
+    "linear_fedrep": "FedRep (linear)",
+    "local": "Local",
+    "ringmaster": "Ringmaster ASGD",
+    "salf": "SALF",
+    "scaffold": "SCAFFOLD",
+}
+"""What papers call the algorithms, by their names."""
 
 
 def algorithms() -> dict[str, str]:

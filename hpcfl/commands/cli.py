@@ -331,29 +331,43 @@ def adapt(as_json: bool, **options: Any) -> None:
 @cli.command()
 @FOLDERS
 @click.option("-o", "--output", type=PATH, default=Path("accuracy.png"), show_default=True, help="The picture.")
-@_flag("--log-time", "Time on a logarithmic axis.")
 @click.option(
-    "--clients",
-    type=click.Choice(["worst-decile", "slow-third", "middle-third", "fast-third"]),
-    help="Accuracy of the worst tenth of the clients, in each round anew, or of a third by what their visits took.",
+    "--kind",
+    default="curve",
+    show_default=True,
+    help="curve, groups, participation, depth, staleness, fairness, time-to-target or where-time-went.",
 )
-@_flag("--groups", "Accuracy, participation and depth of the thirds and the worst tenth.")
+@click.option(
+    "--x", multiple=True, metavar="AXIS", help="rounds, time or bytes: a panel for each (default: the first two)."
+)
+@click.option("--y", metavar="METRIC", help="What is drawn: accuracy, test_loss, or another number that is recorded.")
+@click.option("--color", metavar="KEY", help="A colour for each value of a key (default: for each config).")
+@click.option("--style", metavar="KEY", help="Dashes for each value of a key.")
+@click.option("--facet", metavar="KEY", help="A panel for each value of a key.")
+@click.option("--label", "labels", multiple=True, metavar="VALUE=WORDS", help="Words for a value, a key or a name.")
+@click.option("--order", metavar="VALUE,...", help="Values in the order in which they are to be.")
+@click.option("--clients", help="all, worst-decile (in each round anew), slow-third, middle-third or fast-third.")
+@click.option("--band", help="sd: standard deviation over seeds (default); ci95: 95 % interval of the mean.")
+@click.option("--last", help="all: a line is drawn where all its seeds are (default); any: where any is.")
+@click.option(
+    "--log", multiple=True, metavar="AXIS", help="Make logarithmic what lies along x (rounds, time ...), or y."
+)
 @click.option(
     "--width",
     type=click.Choice(["column", "page"]),
     help="3.3 inches, panels below each other, or 6.75, side by side (default: column for PDF, else page).",
 )
-@click.option("--metric", default="accuracy", show_default=True, help="What is drawn: a metric's name, or test_loss.")
-@_flag("--any-data", "Draw runs on different data in one picture.")
-def plot(folders: tuple[Path, ...], output: Path, **how: Any) -> None:
-    """Draw accuracy, or another metric, against rounds and against time.
+@click.option("--target", type=float, help="What the metric is to reach, for time-to-target.")
+@_flag("--any-data", "Draw runs on different data in one panel.")
+def plot(folders: tuple[Path, ...], output: Path, x: tuple[str, ...], **how: Any) -> None:
+    """Draw accuracy, or another metric, against rounds and against time; or another kind of figure.
 
     FOLDERS are runs, or folders of runs, such as a sweep's. Runs that differ in nothing but the seed are one line: the
-    mean over the seeds, with a band of one standard deviation to each side. The legend says what differs.
+    mean over the seeds, with a band. The same options are those of hpcfl.figure in Python.
     """
     from hpcfl.commands.plot import plot as draw
 
-    draw(folders, output, **how)
+    draw(folders, output, x=x or None, **how)
     _echo([str(output)])
 
 

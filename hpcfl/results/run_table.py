@@ -1,8 +1,8 @@
 """Runs brought together by what they were told to do: those that differ in nothing but the seed are one group.
 
 Only the configs that the runs have recorded are read, as JSON: the classes that they name need not be there. A sweep
-is one labelled data set: what was recorded, with the swept keys and the seed as dimensions. A curve is what a run
-scored at its evaluated rounds, or the mean of several seeds.
+is one labelled data set: what was recorded, with the swept keys and the seed as dimensions. Scores are what a run came
+to at its evaluated rounds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hpcfl.base.errors import UsageError, count_of, listed
 from hpcfl.base.lazy import pandas, xarray
 from hpcfl.base.plugins import digests
 from hpcfl.base.terminal import say
-from hpcfl.base.types import Floats, Ints
+from hpcfl.base.types import Ints
 from hpcfl.config.presets import PICKED, flat
 from hpcfl.store.inside import tell
 
@@ -311,21 +311,7 @@ def open_sweep(folder: Path | str) -> xarray.Dataset:
     return whole.assign_coords(xarray.Coordinates.from_pandas_multiindex(index, "run")).unstack("run")
 
 
-# curves of a metric
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Mean over seeds at `x`, and the sample standard deviation (None for one seed), [points] each."""
-
-    x: Floats
-    mean: Floats
-    sd: Floats | None
-
-    @classmethod
-    def of(cls, x: Floats, values: Floats) -> Curve:
-        """Return the curve of values [seeds, points]."""
-        return cls(x, values.mean(0), values.std(0, ddof=1) if len(values) > 1 else None)
+# scores of a metric
 
 
 def scores(
@@ -345,8 +331,8 @@ def scores(
     if clients:
         chosen = dict[Path, xarray.DataArray]()
         for name, data in runs.items():
-            known, where = data[f"client_{metric}"].dropna("client", how="all"), f"--clients {clients}: '{name}'"
-            if not known.size:
+            known, where = data.get(f"client_{metric}"), f"clients {clients}: '{name}'"
+            if known is None or not (known := known.dropna("client", how="all")).size:
                 raise UsageError(f"{where} recorded no {metric} of clients: they have no own test parts")
             if clients in THIRDS:
                 third = thirds(data["visit_seconds"], where)[clients]
@@ -356,6 +342,9 @@ def scores(
             chosen[name] = score.dropna("round")
         return f"{named} {CLIENTS[clients]}", chosen
     shared = {name: data[metric].dropna("round") for name, data in runs.items()}
+    if not any(f"client_{metric}" in data for data in runs.values()):  # no test measures it
+        texts = {str(each.attrs.get("long_name", named)) for each in shared.values()}
+        return " or ".join(sorted(texts)), shared
     own = {name: data[f"client_{metric}"].mean("client").dropna("round") for name, data in runs.items()}
     whole = f"test {named}"
     for what, each in ((whole, shared), (f"mean {whole} over the clients", own)):
@@ -364,13 +353,13 @@ def scores(
     if mixed:
         return whole, {name: score if score.size else own[name] for name, score in shared.items()}
     bare, lonely = (listed([f"'{name}'" for name in runs if not each[name].size], 4) for each in (shared, own))
-    said = f"{bare} none on the global test set, {lonely} none of clients; expected one that all have, or --any-data"
+    said = f"{bare} none on the global test set, {lonely} none of clients; expected one that all have, or any-data"
     raise UsageError(f"the runs recorded no {metric} in common: {said}")
 
 
 def has_any(data: xarray.Dataset, metric: str = ACCURACY) -> bool:
     """Whether a run has recorded a metric; one that was killed early has none, one that learns numbers no accuracy."""
-    return metric in data and bool(data[metric].notnull().any() or data[f"client_{metric}"].notnull().any())
+    return any(bool(data[name].notnull().any()) for name in (metric, f"client_{metric}") if name in data)
 
 
 def recorded_metrics(data: xarray.Dataset) -> list[str]:
@@ -402,26 +391,3 @@ def thirds(seconds: xarray.DataArray, whose: str) -> dict[str, Ints]:
 def tenth(count: int) -> int:
     """A tenth of so many, rounded up."""
     return -(-count // 10)
-
-
-def over_rounds(seeds: Sequence[xarray.DataArray]) -> Curve:
-    """The mean of several seeds over the rounds after which all of them were evaluated."""
-    plain = [scores.reset_coords(drop=True) for scores in seeds]
-    together = xarray.concat(plain, "seed", join="inner").transpose("seed", "round")
-    return Curve.of(together["round"].values + 1.0, together.values)
-
-
-def over_time(seeds: Sequence[xarray.DataArray]) -> Curve:
-    """The mean of several seeds over time, which passes differently for each.
-
-    Between two evaluations a seed's accuracy is taken to lie on the line between them, as it is drawn for one seed.
-    The points are all times of an evaluation of any seed, from where all have begun until the first has ended: the
-    mean over seeds at a time, not over rounds that lie at different times.
-    """
-    timed = [scores.isel(round=np.isfinite(scores["sim_seconds"].values)) for scores in seeds]
-    times = [scores["sim_seconds"].values for scores in timed]
-    if not all(time.size for time in times):
-        return Curve.of(np.empty(0), np.empty((len(seeds), 0)))
-    grid = np.unique(np.concatenate(times))
-    grid = grid[(grid >= max(time[0] for time in times)) & (grid <= min(time[-1] for time in times))]
-    return Curve.of(grid, np.stack([np.interp(grid, time, scores.values) for time, scores in zip(times, timed)]))

@@ -74,12 +74,13 @@ def compare(runs: Runs, target: float | None = None, *, metric: str = ACCURACY) 
         own = [data[run.folder] for run in group.runs]
         row: dict[str, Any] = {"runs": len(own)}
         if target is not None:
-            row |= _reached([scored[run.folder] for run in group.runs], target, metric == "test_loss")
+            row |= reached([scored[run.folder] for run in group.runs], target, metric == "test_loss")
         rows[group.label] = row | _means([_costs(each, metric) for each in own])
     return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("run")
 
 
-def _reached(seeds: Sequence[xarray.DataArray], target: float, down: bool) -> dict[str, Any]:
+def reached(seeds: Sequence[xarray.DataArray], target: float, down: bool) -> dict[str, Any]:
+    """Return how many seeds' scores [round] reached a target, and the medians of when, as `compare` has them."""
     first = []
     for each in seeds:
         there = np.flatnonzero(each.values <= target if down else each.values >= target)

@@ -11,13 +11,14 @@ import numpy as np
 
 from helpers.checkpoints import save
 from hpcfl import store
-from hpcfl.engine.record import COLUMNS
+from hpcfl.engine.record import ARRIVALS, COLUMNS, STEPS
 from hpcfl.store import status
 
 KNOWN = (
     *("accuracy", "client_accuracy", "cohort", "arrived", "blocks", "visit_seconds", "void"),
     *("sim_seconds", "wall_seconds", "message_bytes"),
 )
+ARRIVED = "arrival_staleness"
 BASE: dict[str, Any] = {
     "rounds": 4,
     "seed": 1,
@@ -43,9 +44,12 @@ def write_run(folder: Path, table: Any, rows: Sequence[dict[str, Any]], **attrib
     text = table if isinstance(table, str) else json.dumps(table)
     store.create(folder, {"config": text, "data_dir": "", **attributes})
     widest = max((np.size(row.get("client_accuracy", row.get("visit_seconds", 0))) for row in rows), default=1)
-    coords = {"client": range(widest), "layer": ["layer1"], "rank": range(1)}
+    sizes = {name: max((np.size(row.get(name, 0)) for row in rows), default=1) for name in ("wait_seconds", ARRIVED)}
+    coords = {"client": range(widest), "layer": ["layer1"], "rank": range(sizes["wait_seconds"])}
+    coords["arrival"] = range(sizes[ARRIVED])
     if rows:
-        columns = [column for column in COLUMNS if column.name in KNOWN]
+        names = {*KNOWN, *(name for row in rows for name in row)}
+        columns = [column for column in (*COLUMNS, STEPS, *ARRIVALS) if column.name in names]
         segment = store.begin(folder, columns, coords, 0, len(rows))
         for round_, row in enumerate(rows):
             segment.write(round_, {"cohort": True, "arrived": True, "void": False, **row})

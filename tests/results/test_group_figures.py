@@ -59,7 +59,7 @@ def test_shown_and_drawn(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(run), "--groups"]) == 0
     assert "slow-third │ 2 │ 0.2 │ 0.3333 │ 0" in " ".join(capsys.readouterr().out.split()).replace("│ run │ ", "")
     picture = run.parent / "groups.png"
-    assert main(["plot", str(run), "--groups", "-o", str(picture)]) == 0
+    assert main(["plot", str(run), "--kind", "groups", "-o", str(picture)]) == 0
     assert picture.stat().st_size > 10_000
 
 
