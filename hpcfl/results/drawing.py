@@ -94,13 +94,12 @@ def lines(
         its = {seeds[place] for (place, _), look in looks.items() if look["color"][1] == word}
         return textwrap.fill(f"{word} ({_between(its)})" if len({*seeds}) > 1 else word, WRAP[width])
 
-    colors = [
-        Line2D([], [], label=text(word), **_how(place, None, marks)) for place, word in enumerate(values["color"])
-    ]
-    dashes = [Line2D([], [], label=word, **_how(None, place, marks)) for place, word in enumerate(styles)]
+    shown = [(text(word), (place, None)) for place, word in enumerate(values["color"])]
+    shown += [(word, (None, place)) for place, word in enumerate(styles)]
+    handles = [Line2D([], [], label=word, **_how(*places, marks)) for word, places in shown]
     over = "mean of" if marks else f"{BANDS[asked.band]} over"
     title = f"{over} {_between({*seeds})} seeds" if max(seeds, default=0) > 1 else ""
-    figure, grid = _laid_out(panels, values["facet"] or [""], width, colors + dashes, title)
+    figure, grid = _laid_out(panels, values["facet"] or [""], width, handles, title)
     for (place, sub), look in looks.items():
         style = styles.index(look["style"][1]) if styles else None
         how = _how(values["color"].index(look["color"][1]), style, marks)
@@ -126,9 +125,8 @@ def lines(
 
 def _look(run: run_table.Recorded, sub: str, label: str, names: Names, keys: Mapping[str, str | None]) -> Look:
     """Return how a line looks: by the keys, else by its group of clients and by what its config is called."""
-    free = {"color": label, "style": "", "facet": ""}
-    if sub:
-        free = {"color": names.labels.get(sub, sub.replace("-", " ")), "style": label, "facet": ""}
+    color, style = (names.labels.get(sub, sub.replace("-", " ")), label) if sub else (label, "")
+    free = {"color": color, "style": style, "facet": ""}
     own = {name: (run.keys.get(key, ""), names.value(run, key)) for name, key in keys.items() if key}
     return {name: (word, word) for name, word in free.items()} | own
 
@@ -164,15 +162,11 @@ def _laid_out(
 ) -> tuple[Picture, dict[str, list[Axes]]]:
     """Return a figure with its labels and a legend outside of its panels, and for each facet the axes by panel."""
     count, rows = len(panels) * len(facets), sum(handle.get_label().count("\n") + 1 for handle in handles)
-    columns = (
-        1
-        if width == "column"
-        else len(facets)
-        if min(len(facets), len(panels)) > 1
-        else 2
-        if count == 4
-        else min(count, 3)
-    )
+    columns = 2 if count == 4 else min(count, 3)
+    if width == "column":
+        columns = 1
+    elif min(len(facets), len(panels)) > 1:
+        columns = len(facets)
     beside = width == "page" and columns < 3
     across = 1 if beside else 3 if width == "page" else 1 + all(len(handle.get_label()) < 25 for handle in handles)
     legend = ROW_INCHES * (ceil(rows / across) + 1)

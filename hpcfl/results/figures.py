@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from hpcfl import store
@@ -91,34 +91,28 @@ def figure(
     """
     looks = {"color": color, "style": style, "facet": facet}
     axes = ("rounds", "time") if x is None else (x,) if isinstance(x, str) else tuple(x)
-    chosen: list[tuple[str, str | None, Sequence[str]]] = [("kind", kind, get_args(Kind))]
-    chosen += [
-        *(("x", each, get_args(X)) for each in axes),
-        ("clients", clients, ("all", *CLIENTS)),
-        ("band", band, get_args(Band)),
-        ("last", last, get_args(Last)),
-    ]
-    for name, word, choices in (*chosen, ("width", width, get_args(Width))):
-        _choose(name, word, choices)
+    _choose("kind", kind, get_args(Kind))
+    for each in axes:
+        _choose("x", each, get_args(X))
+    _choose("clients", clients, ("all", *CLIENTS))
+    _choose("band", band, get_args(Band))
+    _choose("last", last, get_args(Last))
+    _choose("width", width, get_args(Width))
     given: dict[str, Any] = {"x": x, "y": y, "clients": clients, "band": band, "last": last, "order": order, "log": log}
     for name, value in {**given, **looks, "target": target}.items():
         if value and name not in OPTIONS[kind]:
             raise no_meaning(name, value, f"kind = '{kind}'")
     found = run_table.chosen(runs)
-    keys = {key for run in found for key in run.keys}
     for name, key in looks.items():
-        if key is not None and key not in keys:
-            raise UsageError(f"{name}: no run has a key '{key}'{_nearest(key, keys)}")
+        _choose(name, key, {known for run in found for known in run.keys})
     if not any_data:
         _check_data(found, facet)
     metric, data = y or ACCURACY, {run.folder: store.open_run(run.folder) for run in found}
     scored = "y" in OPTIONS[kind]
     known = [run for run in found if has_any(data[run.folder], metric)] if scored else found
-    there = {
-        str(name) for each in data.values() for name in each if each[name].dims == ("round",) and has_any(each, name)
-    }
-    if not known and there:
-        raise UsageError(f"y: the runs recorded no '{metric}'{did_you_mean(metric, there)}")
+    numbers = {str(name) for each in data.values() for name, column in each.items() if column.dims == ("round",)}
+    if not known and (there := {name for name in numbers for each in data.values() if has_any(each, name)}):
+        _choose("y", metric, there)
     for run in found:
         if run not in known:
             say(f"'{run.folder}' has recorded no {metric}: left out")
@@ -141,15 +135,9 @@ def figure(
     return drawing.lines(asked, panels, names, looks, order, logarithmic, width)
 
 
-def _choose(name: str, value: str | None, choices: Sequence[str]) -> None:
+def _choose(name: str, value: str | None, choices: Collection[str]) -> None:
     if value is not None and value not in choices:
-        raise UsageError(f"{name}: expected one of {', '.join(choices)}, got '{value}'{_nearest(value, choices)}")
-
-
-def _nearest(word: str, choices: Iterable[str]) -> str:
-    """Return ``"; did you mean 'x'?"``, or nothing where no choice is near: all of them are a long list."""
-    hint = did_you_mean(word, choices)
-    return hint if "did you mean" in hint else ""
+        raise UsageError(f"{name}: there is no '{value}'{did_you_mean(value, choices)}")
 
 
 def _check_data(runs: Sequence[Recorded], facet: str | None) -> None:

@@ -237,6 +237,11 @@ class Models:
     federation: Federation
     absent: Mapping[str, str]
 
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self.path.parents[1]
+
     def __len__(self) -> int:
         return self.config.clients
 

@@ -73,9 +73,9 @@ def test_options_are_the_keys_of_figure(runs: Path, tmp_path: Path, monkeypatch:
         (["--label", "salf"], "label: expected VALUE=WORDS, got 'salf'"),
         (
             ["--clients", "slow-half"],
-            "clients: expected one of all, worst-decile, slow-third, middle-third, fast-third, ",
+            "clients: there is no 'slow-half'; did you mean 'slow-third'?",
         ),
-        (["--color", "algorithm.nam"], "color: no run has a key 'algorithm.nam'; did you mean 'algorithm.name'?"),
+        (["--color", "algorithm.nam"], "color: there is no 'algorithm.nam'; did you mean 'algorithm.name'?"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_in_a_line(

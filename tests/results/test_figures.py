@@ -178,7 +178,7 @@ def test_what_is_drawn_may_be_any_number_of_a_round(tmp_path: Path) -> None:
         (axes,) = figure(run, x="rounds", y=name).axes
         assert axes.get_ylabel() == words
         close(axes.lines[0].get_ydata(), values)
-    with pytest.raises(UsageError, match=r"^y: the runs recorded no 'accurcy'; did you mean 'accuracy'"):
+    with pytest.raises(UsageError, match=r"^y: there is no 'accurcy'; did you mean 'accuracy'"):
         figure(run, y="accurcy")
 
 
@@ -348,14 +348,14 @@ def test_time_to_a_target(sweep: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ({"kind": "curves"}, "kind: expected one of curve, .*, got 'curves'; did you mean 'curve'?"),
-        ({"x": "rond"}, "x: expected one of rounds, time, bytes, got 'rond'; did you mean 'rounds'?"),
-        ({"clients": "slow"}, "clients: expected one of all, .*, got 'slow'"),
-        ({"band": "se"}, "band: expected one of sd, ci95, got 'se'; did you mean 'sd'?"),
-        ({"last": "first"}, "last: expected one of all, any, got 'first'"),
-        ({"width": "pag"}, "width: expected one of column, page, got 'pag'; did you mean 'page'?"),
-        ({"log": "bytes"}, "log: expected one of rounds, time, y, got 'bytes'"),
-        ({"color": "algorithm.nam"}, "color: no run has a key 'algorithm.nam'; did you mean 'algorithm.name'?"),
+        ({"kind": "curves"}, "kind: there is no 'curves'; did you mean 'curve'?"),
+        ({"x": "rond"}, "x: there is no 'rond'; did you mean 'rounds'?"),
+        ({"clients": "slow-half"}, "clients: there is no 'slow-half'; did you mean 'slow-third'?"),
+        ({"band": "variance"}, "band: there is no 'variance'; known: ci95, sd"),
+        ({"last": "first"}, "last: there is no 'first'; known: all, any"),
+        ({"width": "pag"}, "width: there is no 'pag'; did you mean 'page'?"),
+        ({"log": "bytes"}, "log: there is no 'bytes'; known: rounds, time, y"),
+        ({"color": "algorithm.nam"}, "color: there is no 'algorithm.nam'; did you mean 'algorithm.name'?"),
         (
             {"kind": "participation", "x": "time"},
             "x = 'time' has no meaning with kind = 'participation': remove it",

@@ -45,6 +45,7 @@ def made(folder: Path, method: str = "flic", **more: Any) -> Path:
 def test_predictions_are_those_that_the_run_was_tested_with(method: str, tmp_path: Path) -> None:
     data = hpcfl.open_run(made(tmp_path / "run", method))
     models = hpcfl.open_models(tmp_path / "run")
+    assert models.folder == tmp_path / "run"
     found = {}
     for model in models:
         own = model.data
