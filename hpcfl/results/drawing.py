@@ -94,6 +94,7 @@ def lines(
         its = {seeds[place] for (place, _), look in looks.items() if look["color"][1] == word}
         return textwrap.fill(f"{word} ({_between(its)})" if len({*seeds}) > 1 else word, WRAP[width])
 
+    shown: list[tuple[str, tuple[int | None, int | None]]]
     shown = [(text(word), (place, None)) for place, word in enumerate(values["color"])]
     shown += [(word, (None, place)) for place, word in enumerate(styles)]
     handles = [Line2D([], [], label=word, **_how(*places, marks)) for word, places in shown]

@@ -92,8 +92,8 @@ def figure(
     looks = {"color": color, "style": style, "facet": facet}
     axes = ("rounds", "time") if x is None else (x,) if isinstance(x, str) else tuple(x)
     _choose("kind", kind, get_args(Kind))
-    for each in axes:
-        _choose("x", each, get_args(X))
+    for along in axes:
+        _choose("x", along, get_args(X))
     _choose("clients", clients, ("all", *CLIENTS))
     _choose("band", band, get_args(Band))
     _choose("last", last, get_args(Last))
