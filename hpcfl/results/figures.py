@@ -108,11 +108,12 @@ def figure(
     if not any_data:
         _check_data(found, facet)
     metric, data = y or ACCURACY, {run.folder: store.open_run(run.folder) for run in found}
-    scored = "y" in OPTIONS[kind]
-    known = [run for run in found if has_any(data[run.folder], metric)] if scored else found
-    numbers = {str(name) for each in data.values() for name, column in each.items() if column.dims == ("round",)}
-    if not known and (there := {name for name in numbers for each in data.values() if has_any(each, name)}):
-        _choose("y", metric, there)
+    known = found
+    if "y" in OPTIONS[kind]:
+        by_round = {str(name) for each in data.values() for name in each if each[name].dims == ("round",)}
+        there = {name for name in by_round if any(has_any(each, name) for each in data.values())}
+        _choose("y", metric, there or {metric})
+        known = [run for run in found if has_any(data[run.folder], metric)]
     for run in found:
         if run not in known:
             say(f"'{run.folder}' has recorded no {metric}: left out")

@@ -181,6 +181,8 @@ def test_what_is_drawn_may_be_any_number_of_a_round(tmp_path: Path) -> None:
         close(axes.lines[0].get_ydata(), values)
     with pytest.raises(UsageError, match=r"^y: there is no 'accurcy'; did you mean 'accuracy'"):
         figure(run, y="accurcy")
+    with pytest.raises(UsageError, match="y: there is no 'client_accuracy'; did you mean '"):
+        figure(run, y="client_accuracy")
 
 
 @pytest.mark.parametrize("width", ["page", "column"])
