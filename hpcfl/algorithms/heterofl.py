@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import ceil
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -39,6 +39,7 @@ class HeteroFl(FedAvg):
     """Averages sub-models, the first units of each hidden layer, coordinate by coordinate over those who hold it."""
 
     name: Literal["heterofl"] = "heterofl"  # type: ignore[assignment]
+    needs_all: ClassVar[str] = "narrows every layer of the model"
     rates: tuple[Rate, ...] = Field((1.0, 0.5, 0.25, 0.125, 0.0625), min_length=1)
     """Widths of sub-models as shares of the whole model's, in (0, 1]."""
     assign: Literal["shares", "speed", "clients"] = "shares"

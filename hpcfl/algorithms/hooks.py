@@ -36,6 +36,8 @@ class Hooks(ConfigBase):
         The method needs new samples of a linear model in each round, and can do nothing with other data.
     needs_rounds : str
         Why messages of visits that began with different states cannot be added; empty where they can be.
+    needs_all : str
+        Why no part of the model can be frozen (`model.train`), after the method's name; empty where it can be.
     shares_model : bool
         Something of the model is shared. Otherwise there is nothing that a server optimiser could step along, or that
         could count by its staleness.
@@ -53,6 +55,7 @@ class Hooks(ConfigBase):
     snapshots: ClassVar[bool] = False
     fresh: ClassVar[bool] = False
     needs_rounds: ClassVar[str] = ""
+    needs_all: ClassVar[str] = ""
     shares_model: ClassVar[bool] = True
     sends_loss_only: ClassVar[bool] = False
     steps_alone: ClassVar[bool] = False

@@ -30,6 +30,7 @@ class LinearFedRep(Algorithm):
 
     name: Literal["linear_fedrep"] = "linear_fedrep"
     any_shape: ClassVar[bool] = True
+    needs_all: ClassVar[str] = "computes heads and representation, and nothing else"
     fresh: ClassVar[bool] = True
     own_step: ClassVar[bool] = True
     lr: float = Field(0.1, gt=0)

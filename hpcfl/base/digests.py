@@ -20,6 +20,17 @@ def origin(file: Path) -> dict[str, str]:
     return {"file": str(file), "sha256": digest(file)}
 
 
+def copy_of(key: str, recorded: Mapping[str, str]) -> str:
+    """Return the name of the copy that a run folder may keep of a file that the run has recorded under a key."""
+    return f"{key.rpartition('.')[2]}-{recorded['sha256'][:8]}{Path(recorded['file']).suffix}"
+
+
+def kept(folder: Path, key: str, recorded: Mapping[str, str]) -> Path:
+    """Return where a run folder keeps a file that the run has recorded under a key, if it does."""
+    copy = folder / copy_of(key, recorded)
+    return copy if is_file(copy) else folder / Path(recorded["file"]).name
+
+
 def changed(what: str, recorded: Mapping[str, str], instead: str, now: Path | None = None) -> str:
     """Return in one line that the file in which a run found `what` has changed or is gone, "" where it has not.
 

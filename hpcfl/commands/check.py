@@ -78,6 +78,10 @@ def _computed(job: Job) -> Facts:
         sizes = {name: value.numel() for name, value in whole.tensors.items()}
         layers = "; ".join(f"{', '.join(names)} ({sum(sizes[name] for name in names)})" for names in whole.groups)
         yield "model", f"{job.task.computing} ({job.task.why}); layers 1 … {len(whole.groups)}: {layers}"
+    if frozen := job.task.frozen:
+        count, learn = job.task.parameter_count, len(job.task.initial())
+        total = count + sum(value.numel() for value in frozen.values())
+        yield "trained", f"{count:,} of {total:,} parameters ({learn} of {learn + len(frozen)} tensors)"
     if task.loss != "auto" or task.metrics != METRICS:
         yield "task", f"loss: {task.loss}; metrics: {', '.join(task.metrics) or 'none'}"
     if config.device == config.server_device == "cpu":

@@ -24,7 +24,7 @@ from hpcfl.base import plugins
 from hpcfl.base.blame import blaming
 from hpcfl.base.config import ConfigBase, check_plain, checked, sections, unknown
 from hpcfl.base.config import recorded as recorded_table
-from hpcfl.base.digests import changed, is_file, origin
+from hpcfl.base.digests import changed, is_file, kept, origin
 from hpcfl.base.errors import UsageError, no_meaning, refusal, toml
 from hpcfl.base.loaded import renew
 from hpcfl.base.rng import key_as_seed
@@ -39,6 +39,7 @@ from hpcfl.learning.config import METRICS, TaskConfig
 from hpcfl.learning.initial_values import STATE_DICT, InitialFile
 from hpcfl.learning.task import Task
 from hpcfl.models import Model
+from hpcfl.models.base import EVERYTHING
 from hpcfl.models.modules import tracing
 from hpcfl.mpi.devices import Device
 from hpcfl.mpi.placement import FAN_OUT, TWO_LEVEL, Topology, check_single
@@ -260,6 +261,9 @@ class Config(ConfigBase):
     def _check_effect(self) -> None:
         """Raise UsageError where a key would have no effect by what the method does."""
         method, why = self.algorithm, ""
+        if method.needs_all and self.model.train != EVERYTHING:
+            key = f"model.train: algorithm.name = '{method.name}' {method.needs_all}"
+            raise refusal(key, "all to be trained", self.model.train, EVERYTHING)
         if method.sends_loss_only:
             why = ", which sends nothing but the training loss"
         elif method.clients_done(2):
@@ -304,9 +308,11 @@ class Config(ConfigBase):
         for shape in dict.fromkeys(shapes):
             self.model.check(shape, header.classes)
         other = next((number for number, shape in enumerate(shapes) if shape != shapes[0]), None)
+        whose = "clients have features of different shapes"
+        if other is not None and self.model.train != EVERYTHING:
+            raise refusal(f"model.train: {whose}", "all to be trained", self.model.train, EVERYTHING)
         if other is None or self.algorithm.any_shape:
             return
-        whose = "clients have features of different shapes"
         if len(shapes) == self.clients:
             whose = f"client number {other} has features of shape {shapes[other]}, the first one {shapes[0]}"
         classes = {name: algorithm_class(name) for name in algorithms()}
@@ -466,12 +472,9 @@ def _kept(attributes: Mapping[str, str], run: Path) -> tuple[Table, dict[str, di
     """Return a run's config as a table, and the files that it names, those of the `run` folder where that is now."""
     table, files = recorded_table(attributes["config"]), json.loads(attributes.get("files", "{}"))
     for key, known in files.items():
-        here, (section, _, name) = run.resolve() / Path(known["file"]).name, key.partition(".")
-        if (
-            not is_file(Path(known["file"]))
-            and not changed(key, known, "", here)
-            and isinstance(table.get(section), dict)
-        ):
+        here, (section, _, name) = kept(run.resolve(), key, known), key.partition(".")
+        lost = is_file(here) and changed(key, known, "") and not changed(key, known, "", here)
+        if lost and isinstance(table.get(section), dict):
             table[section][name] = known["file"] = str(here)
     return table, files
 

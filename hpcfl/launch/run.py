@@ -51,7 +51,7 @@ from hpcfl.engine.watchdog import LeftBehind, Watchdog, beating
 from hpcfl.launch import given, host
 from hpcfl.launch.failure import ERROR_FILE, GIVE_UP_SECONDS, fail, noted, raise_together
 from hpcfl.launch.request import RunRequest
-from hpcfl.launch.saved import kept_data
+from hpcfl.launch.saved import keep_initial, kept_data
 from hpcfl.mpi.channel import connect
 from hpcfl.mpi.collective import Collective
 from hpcfl.mpi.cores import Processors, processors, shares, threads
@@ -371,8 +371,7 @@ def _open(
             "code": job.config.code or None,
             "computing": {"how": job.task.computing, "why": job.task.why},
             "samples": about_samples(job.task.federation),
-            "tensors": {"names": [*job.task.initial()], "buffers": buffers},
-            "files": files or None,
+            "tensors": {"names": [*job.task.initial()], "buffers": buffers, "frozen": [*job.task.frozen]},
             "versions": versions(),
         }
         attributes = {name: json.dumps(value) for name, value in facts.items() if value is not None}
@@ -387,6 +386,9 @@ def _open(
             for name, source in request.modules.items():
                 (folder / "code").mkdir(exist_ok=True)
                 write_text(folder / "code" / f"{name}.py", source)
+            if job.task.frozen:
+                keep_initial(job.task, files, folder)
+            attributes |= {"files": json.dumps(files)} if files else {}
             store.create(folder, attributes, about_clients(job.task.federation))
     else:
         held = store.run_attributes(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfl.base.digests import origin
+from hpcfl.base.digests import copy_of, origin
 from hpcfl.base.errors import UsageError, did_you_mean
 from hpcfl.base.lazy import pandas
 from hpcfl.base.rng import keyed
@@ -21,6 +22,7 @@ from hpcfl.config import Config
 from hpcfl.data.dataset import read
 from hpcfl.data.formats.hdf5_file import natural
 from hpcfl.launch.request import check_writable
+from hpcfl.learning.task import Task
 from hpcfl.store.atomic import created, replace, write_text
 
 MOST = 100 << 20
@@ -120,6 +122,23 @@ def kept_data(config: Config, folder: Path) -> dict[str, dict[str, str]]:
     """Return the file of data that a run folder keeps, as `Config.files` has others."""
     file = Path(getattr(config.data, "file", ""))
     return {"data.file": origin(file)} if file.parent == folder.resolve() else {}
+
+
+def keep_initial(task: Task, files: dict[str, dict[str, str]], folder: Path) -> None:
+    """Keep in a run folder what the model begins with, and note it among the run's `files`.
+
+    It is a copy of ``model.initial``, or what was drawn: what is frozen is in no checkpoint.
+    """
+    from safetensors.torch import save
+
+    drawn = {name: value.detach().cpu().contiguous() for name, value in (task.initial() | task.frozen).items()}
+    content = b"" if "model.initial" in files else save(drawn)
+    drew = {"file": "drawn.safetensors", "sha256": sha256(content).hexdigest()}
+    known = files.get("model.initial", drew)
+    path = folder.resolve() / copy_of("model.initial", known)
+    with replace(path) as new:
+        new.write_bytes(content) if known is drew else shutil.copyfile(known["file"], new)
+    files.setdefault("model.initial", drew | {"file": str(path)})
 
 
 def speed_section(folder: Path, speeds: Any, names: Sequence[str]) -> dict[str, Any]:

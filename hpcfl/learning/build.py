@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from functools import partial
 from math import prod
 
@@ -10,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hpcfl.base.errors import UsageError
+from hpcfl.base.errors import UsageError, did_you_mean, listed
 from hpcfl.base.rng import key_as_seed
 from hpcfl.base.types import Computing, Shape
 from hpcfl.data import Federation
@@ -19,6 +21,7 @@ from hpcfl.data.base import Piece
 from hpcfl.learning.config import Buffers, TaskConfig
 from hpcfl.learning.loss import PerSample, class_axis
 from hpcfl.models import Model, ModuleModel
+from hpcfl.models.base import EVERYTHING
 from hpcfl.models.modules.layers import Layer
 from hpcfl.models.modules.module import Whole
 from hpcfl.models.modules.narrow import NORMS
@@ -48,17 +51,43 @@ def units(
         if isinstance(model, ModuleModel):
             shapes = tuple(piece.shape for piece in federation.pieces)
             module = model.module(shapes or shape, federation.classes).to(dtype)
+            parameters = dict(module.named_parameters())
+            learning = [name for name, value in parameters.items() if value.requires_grad]
+            frozen = parameters.keys() - trained(model.train, learning) if model.train != EVERYTHING else set[str]()
+            for name in frozen:
+                parameters[name].requires_grad_(False)
             where = f"model.name = '{model.name}'"
             x, _ = trial(federation, dtype, shape)
             hook = module.register_forward_pre_hook(partial(unpacked, federation.pieces)) if shapes else None
             found = examined(module, x, where, computing, device)
-            whole = Whole(model.name, module.to(device), found, kind.buffers in ("keep", "static"), hook)
+            whole = Whole(
+                model.name, module.to(device), found, kind.buffers in ("keep", "static"), hook, sorted(frozen)
+            )
             if kind.embedding is not None:
                 whole.cut(kind.embedding, x.to(device))
             _check_buffers(whole, module, kind.buffers, federation.clients)
             return [whole]
         named = model.build(shape, federation.classes)
-    return [Layer(name, modules.to(dtype), number) for number, (name, modules) in enumerate(named)]
+    layers = [Layer(name, modules.to(device, dtype), number) for number, (name, modules) in enumerate(named)]
+    if model.train != EVERYTHING:
+        names = [name for layer in layers for name in layer.tensors]
+        for layer in layers:
+            layer.freeze({*names} - trained(model.train, names))
+    return layers
+
+
+def trained(patterns: Sequence[str], names: Sequence[str]) -> set[str]:
+    """Return which of a model's parameters `model.train` matches; UsageError for a pattern that matches none."""
+    there = f"parameters: {listed(names)}"
+    if not patterns:
+        raise UsageError(f"model.train = []: it leaves nothing to train: expected at least one pattern; {there}")
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            parts = (f"{name[: dot.start()]}.*" for name in names for dot in re.finditer(r"\.", name))
+            hint = did_you_mean(pattern, {*names, *parts})
+            near = hint if "did you mean" in hint else ""
+            raise UsageError(f"model.train: '{pattern}' matches no parameter{near}; {there}")
+    return {name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)}
 
 
 def trial(federation: Federation, dtype: torch.dtype, shape: Shape | None = None) -> tuple[Tensor, Tensor]:

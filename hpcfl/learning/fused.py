@@ -119,7 +119,7 @@ class Fused:
         linear = [unit.layer for unit in units if unit.names]
         names = sorted(name for unit in units for name in unit.names.values())
         if names != sorted(name for layer in layers for name in layer.tensors) or linear != sorted(set(linear)):
-            return None  # another kind of module is among them, or a tensor or a layer has two places
+            return None  # another kind of module is among them, one is frozen, or a tensor or a layer has two places
         flat = x.dim() == 2 or isinstance(units[0].module, nn.Flatten)
         labels = y.dim() == 1 or y.is_floating_point()
         return cls(units, loss.name) if loss.ours and flat and labels else None

@@ -74,13 +74,16 @@ class InitialFile:
         with opened(self.path) as file:
             return {name: self._values(file, f"{OWN}/{client}/{name}") for name in self.own.get(client, ())}
 
-    def check_model(self, models: Sequence[Shapes]) -> None:
-        """Raise UsageError where a tensor of the clients' `models` is missing or has another shape."""
+    def check_model(self, models: Sequence[Shapes], drawable: Collection[str]) -> None:
+        """Raise UsageError where a tensor of the clients' `models` has another shape, or is missing.
+
+        What is `drawable` may be missing.
+        """
         for client, model in enumerate(models):
             own = self.own.get(client, {})
             for name, shape in model.items():
                 there = own[name] if name in own else self.shape(name)
-                if there == shape:
+                if there == shape or (there is None and name in drawable):
                     continue
                 if there is None:
                     or_own = f", nor {OWN}/{client}/{name}" if self.own or shape != models[0][name] else ""
@@ -95,6 +98,14 @@ class InitialFile:
     def check_shape(self, name: str, there: Shape, shape: Shape, whose: str = "") -> None:
         if there != shape:
             raise UsageError(f"{self.path}: {name} has shape {list(there)}, expected {list(shape)}{whose}")
+
+    def without(self, fixed: State) -> None:
+        """Leave out second names of tied tensors, and what never changes; UsageError where the model has others."""
+        for name in fixed.keys() & self.shared.keys():
+            if not np.array_equal(self.shared.pop(name), fixed[name].cpu().numpy().astype(self.dtype)):
+                raise UsageError(
+                    f"{self.path}: {name} is tied or never changes: expected the values that the model has"
+                )
 
     def renamed(self, names: Collection[str]) -> None:
         """Call tensors as the model does where a plain module has a place in between: ``fc1.1.weight``."""
@@ -119,6 +130,9 @@ def _tensors(path: Path) -> dict[str, NDArray[Any]]:
 class Start:
     """What the clients' models begin with: values `drawn` by the seed for features of each shape, or those of a file.
 
+    They are the modules' own, into which a file's are put. `frozen` are the names of those that are not trained, which
+    the file must have; what is trained it may then lack. `fixed` is what else a state dict of the model has.
+
     The file may lack those of newcomers: clients from number `members` on (None: there are none). `lost` says why there
     is no file though there was one: then nobody is told what a client began with.
     """
@@ -132,18 +146,26 @@ class Start:
         file: str | None,
         precision: Precision,
         members: int | None,
+        frozen: Collection[str],
+        fixed: State,
     ) -> None:
-        self.drawn, self._shapes = drawn, federation.shapes
+        self.drawn, self._shapes, self._frozen = drawn, federation.shapes, frozen
         self._file: InitialFile | None = None
         if file is not None:
             self._file = InitialFile(Path(file), federation.clients, precision)
             shapes = {shape: _shapes_of(state) for shape, state in drawn.items()}
             self._file.renamed(next(iter(drawn.values())))
-            self._file.check_model([shapes[shape] for shape in self._shapes[:members]])
+            drawable = next(iter(drawn.values())).keys() - {*frozen} if frozen else ()
+            self._file.check_model([shapes[shape] for shape in self._shapes[:members]], drawable)
             for shape, state in drawn.items():
                 given = self._file.shared.items()
-                fits = {name: value for name, value in given if shapes[shape].get(name) == value.shape}
-                state |= {name: torch.from_numpy(value).to(state[name].device) for name, value in fits.items()}
+                for name, value in given:
+                    if shapes[shape].get(name) == value.shape:
+                        state[name].copy_(torch.from_numpy(value))
+            self._file.without(fixed)
+        for state in drawn.values():
+            for name in frozen:
+                del state[name]
 
     def of(self, client: int | None) -> State:
         """Return what a client's model begins with; None: the first one's, without what is its own."""
@@ -171,11 +193,11 @@ class Start:
             return
         model = self.drawn[self._shapes[0]]
         for name in file.shared:
-            if name not in (*model, *shared):
+            if name not in (*model, *shared, *self._frozen):
                 raise UsageError(f"{file.path}: {name}: no such tensor{did_you_mean(name, {*model, *shared})}")
         for name, shape in _shapes_of(shared).items():
             there = file.shape(name)
-            if there is None and name in model:
+            if there is None and name in model and not self._frozen:
                 raise UsageError(f"{file.path}: there is no {name}, which clients share; expected {list(shape)}")
             if there is not None:
                 file.check_shape(name, there, shape)

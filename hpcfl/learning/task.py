@@ -64,6 +64,8 @@ class Task(Held):
         μ of the penalty ``μ/2 · |θ|²`` that belongs to every loss but those of tests.
     paces : float64 [clients]
         Expected seconds of each client's visits, as the speed model has them: who is slow.
+    frozen : State
+        The parameters that `model.train` leaves as they are, by name; the modules have them, once for all clients.
     oracle_calls : int64 [clients + 1]
         Gradients of one sample's objective that each client, and last the `SERVER`, has computed, by any parameters.
         The engine clears it each round; an algorithm adds those that it computes without this class, and by `passed`
@@ -98,10 +100,16 @@ class Task(Held):
         # what a layer computes follows from the parameters that it is given: those of one shape serve all clients
         self.layers = built[federation.shapes[0]]
         drawn = {
-            shape: {name: value.detach().to(self.device) for layer in layers for name, value in layer.tensors.items()}
+            shape: {
+                name: value.detach().to(self.device)
+                for layer in layers
+                for name, value in (layer.tensors | layer.frozen).items()
+            }
             for shape, layers in built.items()
         }
-        self.start = Start(drawn, federation, model.initial, precision, members)
+        self.frozen: State = {name: value for layer in self.layers for name, value in layer.frozen.items()}
+        fixed = {} if self.whole is None else self.whole.fixed
+        self.start = Start(drawn, federation, model.initial, precision, members, self.frozen, fixed)
         self.oracle_calls: Ints = np.zeros(federation.clients + 1, dtype=np.int64)
         x, y = build.made_up(federation.shapes[0], federation.classes, self.dtype)
         if kind.own or self.whole is not None:
@@ -384,18 +392,23 @@ class Task(Held):
         self.count(batch, clients=rows[-1])
         tapes, x = [], batch.x
         layers = [layer for layer in self.layers if isinstance(layer, modules.layers.Layer)]
-        for layer, count in zip(layers, rows):
-            tapes.append(modules.layers.Tape.record(layer, params, x, count, batch.key))
+        # a layer that is frozen passes on the gradients of those who reach the next trained one below it, if any
+        below = np.cumsum([bool(layer.tensors) for layer in layers]).tolist()
+        counts = [rows[known - 1] if known else 0 for known in below]
+        for number, (layer, count) in enumerate(zip(layers, counts)):
+            onward = number > 0 and below[number - 1] > 0
+            tapes.append(modules.layers.Tape.record(layer, params, x, count, batch.key, onward))
             x = tapes[-1].output
         data = self.loss.mean(x[: rows[-1]], batch, rows[-1])
         losses = self._penalised(data.detach(), params)
         upstream: Tensor | None = None
         for number in reversed(range(len(self.layers))):
-            if rows[number] == 0:
+            if counts[number] == 0:
                 return
             target = data.sum() if upstream is None else tapes[number].tracked
             upstream, gradients = tapes[number].backward(target, upstream)
-            yield number, self._with_penalty(gradients, params), losses
+            if gradients:
+                yield below[number] - 1, self._with_penalty(gradients, params), losses
 
     # tasks made of this one
 

@@ -12,6 +12,7 @@ from hpcfl.base.types import Shape
 
 Width = Annotated[int, Field(ge=1)]
 Chance = Annotated[float, Field(ge=0, lt=1)]
+EVERYTHING = ("*",)
 
 
 class Model(ConfigBase):
@@ -22,6 +23,9 @@ class Model(ConfigBase):
     """An HDF5 file of initial values, a dataset for each tensor; ``clients/<number>/<tensor>`` is one client's own, of
     a layer that is personal. Or what all begin with: safetensors, or a state dict (.pt). By default they are drawn by
     the seed."""
+    train: tuple[str, ...] = EVERYTHING
+    """Patterns of the names of the parameters that are trained, as ``head.*`` or ``*.lora_*``. What none matches is
+    frozen: neither trained nor sent. With such patterns `initial` need not have what is trained."""
     paths: ClassVar[tuple[str, ...]] = ("initial",)
     chain: ClassVar[bool] = True
     """Whether layers follow one another, so that some of them can be computed without the others."""

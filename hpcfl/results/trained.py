@@ -20,6 +20,8 @@ import numpy.typing as npt
 from hpcfl import config as configs
 from hpcfl import store
 from hpcfl.algorithms import Algorithm
+from hpcfl.base.config import recorded as config_table
+from hpcfl.base.digests import changed, is_file, kept
 from hpcfl.base.errors import UsageError, check_within
 from hpcfl.base.lazy import torch
 from hpcfl.base.types import Computing, State
@@ -32,6 +34,7 @@ from hpcfl.engine.job import kinds, stacked
 from hpcfl.engine.record import about_clients
 from hpcfl.engine.uneven import evenly
 from hpcfl.learning.batches import Visits
+from hpcfl.learning.initial_values import InitialFile
 from hpcfl.learning.loss import class_axis
 from hpcfl.learning.task import Task
 from hpcfl.mpi.devices import chosen
@@ -155,6 +158,14 @@ def shared_weights(folder: Path, why: str) -> State:
     tell(f"'{folder}': the model's own tensors alone, without what never changes and second names of tied ones: {why}")
     names = [*known["names"], *(name for name in known["buffers"] if name in shared)]
     found = {name: torch.from_numpy(shared[name].copy()) for name in names}
+    if frozen := known.get("frozen"):
+        began, key = json.loads(attributes["files"])["model.initial"], "model.initial"
+        table, path = config_table(attributes["config"]), kept(folder, key, began)
+        path = path if is_file(path) else Path(began["file"])
+        if reason := changed(key, began, "expected it there", path):
+            raise UsageError(reason)
+        values = InitialFile(path, table["clients"], table.get("precision", "single")).shared
+        found |= {name: torch.from_numpy(values[name]) for name in frozen}
     return {name: value.long() if known["buffers"].get(name) else value for name, value in found.items()}
 
 

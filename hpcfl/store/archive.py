@@ -19,7 +19,7 @@ from hpcfl.base.errors import UsageError
 from hpcfl.store.atomic import replace
 
 OURS = re.compile(
-    r"run\.h5|status|manifest\.json|error\.txt|metrics/segment-\d+\.h5|code/[\w/]+\.py"
+    r"run\.h5|status|manifest\.json|error\.txt|metrics/segment-\d+\.h5|code/[\w/]+\.py|initial-[0-9a-f]{8}(\.\w+)?"
     r"|checkpoints/round-\d+/(server\.h5|rank-\d+\.h5|manifest\.json|beside\.json)"
 )
 """Names of what is unpacked; all else is left where it is."""

@@ -47,6 +47,7 @@ class _Samples(BaseModel):
 class _Tensors(BaseModel):
     names: list[str]
     buffers: dict[str, bool]
+    frozen: list[str] = []
 
 
 class _How(BaseModel):

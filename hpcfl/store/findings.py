@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpcfl.base.digests import changed, copy_of
 from hpcfl.base.errors import RunError, UsageError, UserError
 from hpcfl.store import growing_file, manifest, reading, status
 from hpcfl.store.atomic import number_of, numbered, read_text
@@ -16,6 +17,7 @@ from hpcfl.store.attributes import FormatError
 from hpcfl.store.checkpoints import damage, lacking, saved
 from hpcfl.store.inside import LINK, links, one_line
 
+INITIAL = "model.initial"
 NO_DIGEST = "it has no digest, so it was only read"
 
 
@@ -90,6 +92,10 @@ def _table(run_dir: Path, known: Mapping[str, Any] | None, found: Findings) -> I
     found.note("run.h5", reason)
     if reason:
         return names
+    began = json.loads(attributes.get("files", "{}")).get(INITIAL)
+    if began and json.loads(attributes.get("tensors", "{}")).get("frozen"):
+        copy = copy_of(INITIAL, began)
+        found.note(copy, changed(INITIAL, began, "it is missing", run_dir / copy))
     if known is None:
         found.unchecked["run.h5"] = NO_DIGEST
         found.damaged.setdefault(manifest.NAME, "it is missing")

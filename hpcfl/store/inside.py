@@ -25,8 +25,8 @@ MAPPED = re.compile(r"metrics/segment-\d+\.h5")
 FOLDERS = ("", "metrics", "checkpoints")
 WRITTEN = ("run.h5", "status", "manifest.json", "lock", "stop", "error.txt")
 """What lies in a run folder itself and is replaced while a run goes on."""
-GIVEN = (f"data-{'[0-9a-f]' * 8}.h5", f"speeds-{'[0-9a-f]' * 8}.csv")
-"""Patterns of what a script gave to a run, and the folder keeps."""
+GIVEN = (f"data-{'[0-9a-f]' * 8}.h5", f"speeds-{'[0-9a-f]' * 8}.csv", f"initial-{'[0-9a-f]' * 8}*")
+"""Patterns of what a script gave to a run, or a model began with, and the folder keeps."""
 RATIO = 1032
 """How many bytes one byte can stand for: deflate makes no more of it."""
 LINK = "is a link: expected what it points at, in its place; only the run folder itself may be one"

@@ -35,6 +35,7 @@ class Flic(FlicKeys):
 
     name: Literal["flic"] = "flic"
     any_shape: ClassVar[bool] = True
+    needs_all: ClassVar[str] = "trains embeddings and what is above them"
     needs_rounds: ClassVar[str] = "its anchors are barycenters of what clients learn of the same ones"
     metric_columns: ClassVar[dict[str, str]] = {"barycenter_iterations": "iterations of the barycenters of this round"}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from math import inf
@@ -26,7 +26,13 @@ LARGE_FILTERS = 2**16  # numbers from which on its call costs nothing beside it
 
 
 class Layer:
-    """One named layer of a model: its modules, its tensors by name, and how to run it."""
+    """One named layer of a model: its modules, its tensors by name, and how to run it.
+
+    Attributes
+    ----------
+    tensors, frozen : State
+        Those that are trained, and others, which stay as the modules have them, once for all clients.
+    """
 
     def __init__(self, name: str, modules: nn.Sequential, number: int) -> None:
         self.name = name
@@ -36,16 +42,21 @@ class Layer:
         self.names = _names(name, self.modules)
         self.drawing = [type(module) not in DROPOUTS and _draws(module) for module in self.modules]
         pairs = zip(self.names, self.modules)
-        self.tensors = {names[key]: value for names, m in pairs for key, value in m.named_parameters()}
+        self.tensors: State = {names[key]: value for names, m in pairs for key, value in m.named_parameters()}
+        self.frozen: State = {}
         if buffers := [key for key, _ in modules.named_buffers()]:
             where = f"model: layer {name} has the buffer {buffers[0]}, which a chain of layers cannot keep"
             other = "model.name = 'package.module:factory' that makes the whole"
             raise UsageError(f"{where}: expected a module without, or {other}")
 
+    def freeze(self, names: Collection[str]) -> None:
+        self.frozen = {name: value.requires_grad_(False) for name, value in self.tensors.items() if name in names}
+        self.tensors = {name: value for name, value in self.tensors.items() if name not in names}
+
     @property
     def groups(self) -> tuple[tuple[str, ...], ...]:
         """The names of its tensors, as layers."""
-        return (tuple(self.tensors),)
+        return (tuple(self.tensors),) if self.tensors else ()
 
     @property
     def unbatched(self) -> bool:
@@ -74,6 +85,8 @@ class Layer:
         for original, names in zip(self.modules, self.names):
             copied = deepcopy(original)
             for own, name in names.items():
+                if name in self.frozen:
+                    continue
                 place, _, last = own.rpartition(".")
                 setattr(copied.get_submodule(place), last, nn.Parameter(params[name].detach().clone()))
             copies.append(copied)
@@ -83,14 +96,17 @@ class Layer:
         """Return the layer's output ``[c, B, …]``; `key` is None outside training."""
         seeds = seeds_of(key, x.device) if key is not None and self.random else None
         for place, (module, names, drawing) in enumerate(zip(self.modules, self.names, self.drawing)):
-            own = {own: params[name] for own, name in names.items()}
+            own = {own: params[name] for own, name in names.items() if name not in self.frozen}
+            if self.frozen and own:
+                kept = {own: self.frozen[name] for own, name in names.items() if name in self.frozen}
+                own |= {key: value.expand(len(x), *value.shape) for key, value in kept.items()}
             if drawing:
                 x = self._drawn(module, own, x, key, seeds, self.first_place(place))
             elif type(module) in DROPOUTS:
                 if seeds is not None:
                     with keyed(seeds, self.first_place(place)):
                         x = module.train()(x)
-            elif names:
+            elif own:
                 x = _with_parameters(module, own, x)
             else:
                 x = module(x.flatten(0, 1)).unflatten(0, x.shape[:2])
@@ -189,11 +205,14 @@ class Tape:
     """Output of all clients."""
 
     @classmethod
-    def record(cls, layer: Layer, params: State, x: Tensor, count: int, key: StepKey) -> Tape:
-        """Run the layer for all clients, building a graph only for the first `count`: the others stop before it."""
+    def record(cls, layer: Layer, params: State, x: Tensor, count: int, key: StepKey, onward: bool) -> Tape:
+        """Run the layer for all clients, building a graph only for the first `count`: the others stop before it.
+
+        With `onward` there is a gradient of what the layer is given, too.
+        """
         tensors = {name: params[name] for name in layer.tensors}
         leaves = {name: value[:count].detach().requires_grad_() for name, value in tensors.items()}
-        inputs = x[:count].detach().requires_grad_(layer.number > 0)
+        inputs = x[:count].detach().requires_grad_(onward)
         parts = []
         if count:
             parts.append(layer(leaves, inputs, key._replace(clients=key.clients[:count])))
@@ -205,7 +224,7 @@ class Tape:
         return cls(leaves, inputs, tracked, parts[0] if len(parts) == 1 else torch.cat(parts))
 
     def backward(self, target: Tensor, upstream: Tensor | None) -> tuple[Tensor | None, State]:
-        """Return the gradient at the layer's input (None for the first layer) and those of its tensors."""
+        """Return the gradient at the layer's input (None where it is not wanted) and those of its tensors."""
         wanted = [*self.params.values(), *([self.x] if self.x.requires_grad else [])]
         root = target if upstream is None else _Seeded.apply(target, upstream[: len(target)])  # type: ignore[no-untyped-call]
         gradients = list(torch.autograd.grad(root, wanted))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from typing import Any, Literal
@@ -30,6 +30,8 @@ class Whole:
 
     Attributes
     ----------
+    frozen : State
+        Those that the config has frozen.
     buffers : State
         Initial values of the buffers that a step changes; integers as float64.
     keeps : bool
@@ -40,12 +42,21 @@ class Whole:
 
     number, unbatched = 0, False
 
-    def __init__(self, name: str, module: nn.Module, findings: Findings, keeps: bool = False, hook: Any = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        module: nn.Module,
+        findings: Findings,
+        keeps: bool = False,
+        hook: Any = None,
+        frozen: Collection[str] = (),
+    ) -> None:
         self._hook = hook
         self.name, self.found, self.keeps, self._module = name, findings, keeps, module.eval()
         parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
         self.groups = findings.layers
         self.tensors = {own: parameters[own] for names in findings.layers for own in names}
+        self.frozen: State = {own: parameters[own] for own in frozen}
         self.random = findings.draws or findings.drops
         self._types = {own: buffers[own].dtype for own in findings.state}
         self.buffers = {own: _held(buffers[own]).clone() for own in findings.state}
@@ -66,6 +77,12 @@ class Whole:
     def nonsmooth(self) -> list[str]:
         """Kinds of modules that are continuous, but whose gradients are not Lipschitz."""
         return rough(self._module.modules())
+
+    @property
+    def fixed(self) -> State:
+        """What a state dict has beside what is trained, frozen or changed by steps: tied tensors' second names too."""
+        known = self.tensors | self.frozen | self.buffers
+        return {name: value for name, value in self._module.state_dict().items() if name not in known}
 
     def integer(self, name: str) -> bool:
         """Return whether a buffer counts something."""
