@@ -71,8 +71,10 @@ class InitialFile:
 
     def of(self, client: int) -> dict[str, NDArray[Any]]:
         """Return a client's own values, in the run's precision."""
+        if client not in self.own:
+            return {}
         with opened(self.path) as file:
-            return {name: self._values(file, f"{OWN}/{client}/{name}") for name in self.own.get(client, ())}
+            return {name: self._values(file, f"{OWN}/{client}/{name}") for name in self.own[client]}
 
     def check_model(self, models: Sequence[Shapes], drawable: Collection[str]) -> None:
         """Raise UsageError where a tensor of the clients' `models` has another shape, or is missing.
