@@ -81,7 +81,8 @@ def _computed(job: Job) -> Facts:
     if frozen := job.task.frozen:
         count, learn = job.task.parameter_count, len(job.task.initial())
         total = count + sum(value.numel() for value in frozen.values())
-        yield "trained", f"{count:,} of {total:,} parameters ({learn} of {learn + len(frozen)} tensors)"
+        drawn = "" if config.model.initial else "; the others are drawn, not of a file"
+        yield "trained", f"{count:,} of {total:,} parameters ({learn} of {learn + len(frozen)} tensors){drawn}"
     if task.loss != "auto" or task.metrics != METRICS:
         yield "task", f"loss: {task.loss}; metrics: {', '.join(task.metrics) or 'none'}"
     if config.device == config.server_device == "cpu":
