@@ -25,6 +25,9 @@ class LgFedAvg(PartlyPersonal):
 
     def init_server(self, task: Task) -> State:
         shared, shapes = super().init_server(task), task.federation.shapes
+        if task.frozen and not self.personal(task):
+            fewer = f"fewer than the {len(task.layer_names())} layers that model.train leaves to train"
+            raise refusal("algorithm.shared_layers", fewer, self.shared_layers)
         for client in (shapes.index(shape) for shape in dict.fromkeys(shapes)):
             own = task.initial(client)
             for name in (name for name, value in shared.items() if own[name].shape != value.shape):

@@ -208,6 +208,7 @@ def test_what_looks_at_its_numbers_does_not_look_more_often(fake: str) -> None:
 
 MODELS: dict[str, dict[str, Any]] = {
     "cnn": {"name": "cnn", "channels": [3, 4], "kernel": 3, "padding": "same", "hidden": [12], "dropout": 0.2},
+    "part": {"name": "cnn", "channels": [3], "kernel": 3, "hidden": [12], "train": ["conv1.bias", "fc1.*"]},
     "batch-norm": {"name": "helpers.modules:Normed"},
     "drawing": {"name": "helpers.modules:Attention"},
     "tied": {"name": "helpers.modules:Tied"},

@@ -189,6 +189,9 @@ def test_personal_parts_are_among_the_trained_ones(tmp_path: Path) -> None:
     assert torch.equal(models.module(3).state_dict()["fc1.1.weight"], begun["fc1.1.weight"])
     with pytest.raises(UsageError, match=r"^algorithm\.head_layers: expected 0 … 0 for this model, got 1"):
         hpcfl.run(values(tmp_path / "begun.safetensors", MLP, ["fc3.*"], **rep), out=tmp_path / "one")
+    lg = values(tmp_path / "begun.safetensors", MLP, ["fc2.*", "fc3.*"], algorithm={"name": "lg_fedavg"})
+    with pytest.raises(UsageError, match=r"shared_layers: expected fewer than the 2 layers that .* to train, got 2$"):
+        hpcfl.run(lg, out=tmp_path / "one")
 
 
 @pytest.mark.mpi
