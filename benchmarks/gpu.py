@@ -58,7 +58,7 @@ from hpcfl.testing import fake_device
 from hpcfl.testing.runs import table, toml
 
 PRESETS: tuple[str, ...] = (
-    *("salf-digits", "fedavg-digits", "drop-digits", "salf-ridge", "fedprox-digits", "resnet-digits"),
+    *("salf-digits", "fedavg-digits", "wait-digits", "drop-digits", "salf-ridge", "fedprox-digits", "resnet-digits"),
     *("srpfl-fedrep-digits", "srpfl-lg-digits", "srpfl-linear", "fedrep-linear"),
     *("flic-digits", "flic-toy", "flic-linear", "flic-barycenter"),
     *("fedlrgd-breast-cancer", "fedlrgd-softmax-digits", "fedave-logistic"),

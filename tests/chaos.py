@@ -61,7 +61,7 @@ OFTEN = ("checkpoint.every=1", "checkpoint.keep=2", "evaluate.every=1")
 KEPT = ("algorithm.momentum=0.5", "algorithm.persist_optimizer=true")
 FEW = ("algorithm.epochs=1", "clients=8", "participation.size=5")
 PRESETS: dict[str, tuple[str, ...]] = {
-    "fedavg": ("fedavg-digits", "rounds=6", *KEPT),
+    "fedavg": ("wait-digits", "rounds=6", *KEPT),
     "salf": ("salf-digits", "rounds=8", *KEPT),
     "fedrep-doubling": (
         *("srpfl-fedrep-digits", "rounds=6", "clients=8", "doubling.rounds=2"),
@@ -84,8 +84,8 @@ ONCE = ("import", "table", "status", "sealing", "leaving")  # as often in any st
 LIMIT = 120.0  # seconds after which a job that was struck hangs
 START_SECONDS = 300.0  # in which one that is not struck ends, on a busy machine too
 FAULT_SECONDS = 10.0
-FAULTY = ("fedavg-digits", "rounds=2", "checkpoint.keep=1", *KEPT)
-REAL = ("fedavg-digits", "rounds=40", "clients=6", "clock=wall", "speed={model='none'}", *KEPT)
+FAULTY = ("wait-digits", "rounds=2", "checkpoint.keep=1", *KEPT)
+REAL = ("wait-digits", "rounds=40", "clients=6", "clock=wall", "speed={model='none'}", *KEPT)
 
 
 # ---- what a run is compared by

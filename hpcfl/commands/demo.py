@@ -13,7 +13,7 @@ from hpcfl.base.errors import UsageError
 from hpcfl.commands import sweep as sweeps
 from hpcfl.mpi.launcher import starter
 
-PRESETS = "salf-digits", "fedavg-digits", "drop-digits"
+PRESETS = "salf-digits", "wait-digits", "drop-digits"
 NEXT = (
     "try next:",
     "  hpcfl list                                                   # what else there is to run",

@@ -76,6 +76,7 @@ BUNDLED: dict[str, tuple[str, ...]] = {  # smaller chunks where there is but one
     "srpfl-fedrep-digits": (),
     "srpfl-lg-digits": (STRAGGLERS,),
     "srpfl-linear": (),
+    "wait-digits": (),
 }
 MNIST: dict[str, tuple[str, ...]] = {
     "hf-maml-mnist-small": (*AT_THE_END, *FIRST, "algorithm.steps=2"),

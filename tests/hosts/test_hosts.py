@@ -25,7 +25,7 @@ from hpcfl.testing.runs import toml
 
 pytestmark = pytest.mark.hosts
 
-PRESETS = "salf-digits", "fedavg-digits", "srpfl-fedrep-digits", "flic-toy"
+PRESETS = "salf-digits", "wait-digits", "srpfl-fedrep-digits", "flic-toy"
 LEFT_SECONDS = 60.0  # within which nobody is left of a job that is over
 SPREAD = 1, 2, 2, 2  # ranks of each host; clients 4 and 5 are those of the last one
 REAL: dict[str, Any] = {
@@ -145,9 +145,9 @@ def test_a_host_that_is_away_for_seconds_comes_back(
 def test_a_run_whose_host_was_killed_goes_on_on_the_others_to_the_bit(mpi: str, tmp_path: Path) -> None:
     keys = "--set", "rounds=20", "--set", "evaluate.every=1", "--set", "checkpoint.every=1"
     one, killed = tmp_path / "one", tmp_path / "killed"
-    assert alone([sys.executable, *map(str, run(one, "fedavg-digits", *keys))]).code == 0
+    assert alone([sys.executable, *map(str, run(one, "wait-digits", *keys))]).code == 0
     with Cluster(3, [tmp_path]) as cluster:
-        with cluster.live(mpi, (1, 2, 2), run(killed, "fedavg-digits", *keys), tmp_path / "first") as job:
+        with cluster.live(mpi, (1, 2, 2), run(killed, "wait-digits", *keys), tmp_path / "first") as job:
             job.until(lambda: told(job) > 5)
             cluster.kill("h3")
             job.process.wait(LEFT_SECONDS)
@@ -220,7 +220,7 @@ def test_a_host_that_lacks_what_others_have_is_named(what: str, mpi: str, tmp_pa
             pytest.skip("there is one MPI")
         other = next(each for each in mpis() if each != mpi)
         what = str(PREFIXES / other / "lib" / LIBRARIES[other])
-    _, _, *words = run(tmp_path / "run", "fedavg-digits")
+    _, _, *words = run(tmp_path / "run", "wait-digits")
     words = [ROOT / "tests" / "helpers" / "lacking.py", "3,4", what, *words]
     with Cluster(3, [tmp_path]) as cluster, cluster.live(mpi, (1, 2, 2), words, tmp_path / "job") as job:
         over(cluster, job, 2)

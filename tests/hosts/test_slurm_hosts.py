@@ -46,7 +46,7 @@ def submitted(site: Site, mpi: str, pause: float = 0.0, **env: str) -> Job:
 def undisturbed(here: Path) -> str:
     """Return the digest of such a run by one process."""
     out = here / "alone"
-    hpcfl.run("fedavg-digits", settings=settings(), out=out, quiet=True)
+    hpcfl.run("wait-digits", settings=settings(), out=out, quiet=True)
     return digest(out)
 
 
@@ -82,11 +82,11 @@ def test_where_a_node_is_lost_the_run_goes_on_on_others(
 def test_an_array_runs_on_all_hosts(tmp_path: Path) -> None:
     with batch(tmp_path) as (_, _, site):
         how = ["--array=0-3", "--ntasks-per-node=1", "--exclusive", str(SCRIPTS / "sweep.sbatch")]
-        what = ["fedavg-digits", "--seeds", "1-4", "--out", str(tmp_path / "sweep"), *options(settings(20, pause=0.2))]
+        what = ["wait-digits", "--seeds", "1-4", "--out", str(tmp_path / "sweep"), *options(settings(20, pause=0.2))]
         number = site.submit("", [*how, *what])
         jobs = [
             Job(site.slurm, f"{number}_{task}", tmp_path / f"hpcfl-sweep-{number}_{task}.log", folder)
-            for task, folder in enumerate(tmp_path / "sweep" / f"fedavg-digits_seed={seed}" for seed in (1, 2, 3, 4))
+            for task, folder in enumerate(tmp_path / "sweep" / f"wait-digits_seed={seed}" for seed in (1, 2, 3, 4))
         ]
         nodes = [job.ended("COMPLETED")["NodeList"] for job in jobs]
     assert sorted(nodes) == ["h1", "h2", "h3", "h4"]

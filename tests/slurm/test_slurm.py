@@ -115,7 +115,7 @@ class Site:
         """Hand in a run: unless `words` for sbatch say otherwise a server and a client rank, each on a node."""
         folder = self.here / f"{name}-{mpi}"
         how = ["--nodes=2", "--ntasks-per-node=1", "--exclude=n1", *words.split()]
-        what = [str(SCRIPTS / "run.sbatch"), "fedavg-digits", *options(keys or settings())]
+        what = [str(SCRIPTS / "run.sbatch"), "wait-digits", *options(keys or settings())]
         number = self.submit(mpi, [*how, *what], OUT=str(folder), **env)
         return Job(self.slurm, number, self.here / f"hpcfl-{number}.log", folder)
 
@@ -143,7 +143,7 @@ def limited(site: Site) -> dict[str, Job]:
 def state(site: Site, limited: object) -> str:
     """The digest of a run that nobody interrupts, without MPI and Slurm."""
     out = site.here / "alone"
-    hpcfl.run("fedavg-digits", settings=settings(), out=out, quiet=True)
+    hpcfl.run("wait-digits", settings=settings(), out=out, quiet=True)
     return digest(out)
 
 
@@ -255,11 +255,11 @@ def test_sweeps_as_arrays(site: Site) -> None:
     for mpi in ("", *mpis()):
         out = site.here / f"sweep-{mpi}"
         how = ["--array=0-1", f"--ntasks-per-node={2 if mpi else 1}", "--exclude=n1", str(SCRIPTS / "sweep.sbatch")]
-        what = ["fedavg-digits", "--seeds", "1-2", "--out", str(out), *options(settings(rounds, pause=0.5))]
+        what = ["wait-digits", "--seeds", "1-2", "--out", str(out), *options(settings(rounds, pause=0.5))]
         number = site.submit(mpi, [*how, *what])
         sweeps[mpi] = [
             Job(site.slurm, f"{number}_{task}", site.here / f"hpcfl-sweep-{number}_{task}.log", out / name)
-            for task, name in enumerate(("fedavg-digits_seed=1", "fedavg-digits_seed=2"))
+            for task, name in enumerate(("wait-digits_seed=1", "wait-digits_seed=2"))
         ]
     for _, job in sweeps.values():
         job.until_round(2)
