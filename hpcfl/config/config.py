@@ -516,7 +516,7 @@ def to_read(
     Raises
     ------
     UsageError
-        If the model's own class is not here, or is not to be imported.
+        If the model's own class is not here, or is not to be imported, or what of it is frozen has no file any more.
     """
     lost, absent = _look_for(attributes, run, force, trust), dict[str, str]()
     table, files = _kept(attributes, run)
@@ -526,6 +526,8 @@ def to_read(
     for key, reason in _changed_files(files, force).items():
         absent[key if key.startswith("model.") else key.partition(".")[0]] = reason
     if "model.initial" in absent:
+        if table["model"].get("train", [*EVERYTHING]) != [*EVERYTHING]:  # what is frozen is nowhere else
+            raise UsageError(absent["model.initial"])
         table["model"] = {**table["model"], "initial": None}
     task = TaskConfig.from_table(table.get("task", {}), "task")
     names = {section: [table.get(section, {}).get(pick.by, pick.default)] for section, pick in PICKED.items()}

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import save
 
 from hpcfl.base.digests import copy_of, origin
 from hpcfl.base.errors import UsageError, did_you_mean
@@ -129,9 +130,7 @@ def keep_initial(task: Task, files: dict[str, dict[str, str]], folder: Path) -> 
 
     It is a copy of ``model.initial``, or what was drawn: what is frozen is in no checkpoint.
     """
-    from safetensors.torch import save
-
-    drawn = {name: value.detach().cpu().contiguous() for name, value in (task.initial() | task.frozen).items()}
+    drawn = {name: value.detach().cpu().contiguous().numpy() for name, value in (task.initial() | task.frozen).items()}
     content = b"" if "model.initial" in files else save(drawn)
     drew = {"file": "drawn.safetensors", "sha256": sha256(content).hexdigest()}
     known = files.get("model.initial", drew)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from gpt import GPT
+from lora import LoraGPT
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -291,11 +292,11 @@ def test_the_config_stays_the_users_and_a_new_run_takes_the_place(tmp_path: Path
 
 
 def test_check_says_how_many_are_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--set", "model.hidden=[6, 5]", "--set", "model.train=['fc3.*']"]
+    words = ["--set", "model.hidden=[16]", "--set", "model.train=['fc2.*']"]
     assert main(["check", "fedavg-digits", *words]) == 0
     said = capsys.readouterr().out
-    assert "trained       60 of 485 parameters (2 of 6 tensors); the others are drawn, not of a file\n" in said
-    assert re.search(r"^message +240 bytes per whole visit", said, re.MULTILINE)
+    assert "trained       170 of 1,210 parameters (2 of 4 tensors); the others are drawn, not of a file\n" in said
+    assert re.search(r"^message +680 bytes per whole visit", said, re.MULTILINE)
 
 
 THERE = "; parameters: fc1.weight, fc1.bias, fc2.weight, fc2.bias, fc3.weight, fc3.bias"
@@ -382,6 +383,8 @@ def test_adapters_of_a_gpt_learn_on_top_of_another_run(tmp_path: Path) -> None:
     assert second.data["message_bytes"].values[0] == 2 * 4 * sum(found[name].numel() for name in trained)
     lost = second.data["test_loss"].values
     assert lost[-1] < lost[0] < first.data["test_loss"].values[-1]
+    preset = LoraGPT((1,), 128, layers=2, heads=2, width=32)
+    assert sum(value.numel() for name, value in preset.named_parameters() if ".lora_" in name) == 4096
     net = GPT((5,), 6, **gpt).eval()  # W x + (alpha / rank) B A x is a linear layer too
     merged = {name: value.clone() for name, value in begun.items()}
     for place in {name.rpartition(".")[0] for name in trained}:
