@@ -254,6 +254,9 @@ class Config(ConfigBase):
             kept_by = "weighting.correct = 'remembered'"
         without = "" if self.algorithm.shares_model else f"algorithm.name = '{self.algorithm.name}'"
         self.staleness.check(how[0], kept_by, without)
+        if self.algorithm.needs_all and self.model.train != EVERYTHING:
+            key = f"model.train: algorithm.name = '{self.algorithm.name}' {self.algorithm.needs_all}"
+            raise refusal(key, "all to be trained", self.model.train, EVERYTHING)
         self.algorithm.check(*how)
         self.weighting.check(self.algorithm, *how)
         self._check_effect()
@@ -261,9 +264,6 @@ class Config(ConfigBase):
     def _check_effect(self) -> None:
         """Raise UsageError where a key would have no effect by what the method does."""
         method, why = self.algorithm, ""
-        if method.needs_all and self.model.train != EVERYTHING:
-            key = f"model.train: algorithm.name = '{method.name}' {method.needs_all}"
-            raise refusal(key, "all to be trained", self.model.train, EVERYTHING)
         if method.sends_loss_only:
             why = ", which sends nothing but the training loss"
         elif method.clients_done(2):
@@ -473,8 +473,13 @@ def _kept(attributes: Mapping[str, str], run: Path) -> tuple[Table, dict[str, di
     table, files = recorded_table(attributes["config"]), json.loads(attributes.get("files", "{}"))
     for key, known in files.items():
         here, (section, _, name) = kept(run.resolve(), key, known), key.partition(".")
-        lost = is_file(here) and changed(key, known, "") and not changed(key, known, "", here)
-        if lost and isinstance(table.get(section), dict):
+        elsewhere = is_file(here) and here != Path(known["file"])
+        if (
+            elsewhere
+            and changed(key, known, "")
+            and not changed(key, known, "", here)
+            and isinstance(table.get(section), dict)
+        ):
             table[section][name] = known["file"] = str(here)
     return table, files
 

@@ -159,12 +159,16 @@ def shared_weights(folder: Path, why: str) -> State:
     names = [*known["names"], *(name for name in known["buffers"] if name in shared)]
     found = {name: torch.from_numpy(shared[name].copy()) for name in names}
     if frozen := known.get("frozen"):
-        began, key = json.loads(attributes["files"])["model.initial"], "model.initial"
-        table, path = config_table(attributes["config"]), kept(folder, key, began)
+        key, table = "model.initial", config_table(attributes["config"])
+        if (began := json.loads(attributes.get("files", "{}")).get(key)) is None:
+            raise UsageError(f"'{folder}': '{frozen[0]}' is frozen: expected {key} among the files of run.h5, got none")
+        path = kept(folder, key, began)
         path = path if is_file(path) else Path(began["file"])
         if reason := changed(key, began, "expected it there", path):
             raise UsageError(reason)
-        values = InitialFile(path, table["clients"], table.get("precision", "single")).shared
+        values = InitialFile(path, table.get("clients", 1), table.get("precision", "single")).shared
+        if lost := [name for name in frozen if name not in values]:
+            raise UsageError(f"{path}: there is no {lost[0]}, which is frozen")
         found |= {name: torch.from_numpy(values[name]) for name in frozen}
     return {name: value.long() if known["buffers"].get(name) else value for name, value in found.items()}
 

@@ -98,7 +98,7 @@ class Layer:
         for place, (module, names, drawing) in enumerate(zip(self.modules, self.names, self.drawing)):
             own = {own: params[name] for own, name in names.items() if name not in self.frozen}
             if self.frozen and own:
-                kept = {own: self.frozen[name] for own, name in names.items() if name in self.frozen}
+                kept = {key: self.frozen[name] for key, name in names.items() if key not in own}
                 own |= {key: value.expand(len(x), *value.shape) for key, value in kept.items()}
             if drawing:
                 x = self._drawn(module, own, x, key, seeds, self.first_place(place))
