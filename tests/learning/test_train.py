@@ -23,6 +23,7 @@ from helpers.modules import Normed, Recurrent, Residual
 from helpers.toys import federation, full_batch, visits_of
 from hpcfl.base.errors import UsageError
 from hpcfl.commands.cli import main
+from hpcfl.launch.request import resume_request
 from hpcfl.learning.task import Task
 from hpcfl.models import model_class
 from hpcfl.store import run_attributes
@@ -32,6 +33,7 @@ MLP = {"name": "mlp", "hidden": [6, 5]}
 CNN = {"name": "cnn", "channels": [3], "kernel": 3, "padding": "same", "hidden": [7]}
 RECURRENT = {"name": "helpers.modules:Recurrent"}
 RESIDUAL, NORMED = {"name": "helpers.modules:Residual"}, {"name": "helpers.modules:Normed"}
+FEW: dict[str, Any] = {"rounds": 2, "clients": 2}
 PLAIN: dict[str, Any] = {"speed": {"model": "none"}, "participation": {}}
 
 
@@ -230,9 +232,8 @@ def moved(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tupl
     names = {"body.1.weight": (5, 64), "body.1.bias": (5,), "head.weight": (10, 5), "head.bias": (10,)}
     torch.manual_seed(2)
     torch.save({name: torch.randn(shape) for name, shape in names.items()}, "begun.pt")
-    what = values(
-        tmp_path / "mine/begun.pt", {"name": "mine_trained:Net"}, ["head.*"], rounds=2, checkpoint={"every": 1}
-    )
+    own = {"name": "mine_trained:Net"}
+    what = values(tmp_path / "mine/begun.pt", own, ["head.*"], **FEW, checkpoint={"every": 1})
     if request.param == "drawn":
         del what["model"]["initial"]
     run = hpcfl.run(what, out=tmp_path / "mine/run")
@@ -272,11 +273,16 @@ def test_a_run_goes_on_elsewhere_without_the_file(moved: tuple[Path, dict[str, T
     same(run, whole)
     found = hpcfl.Run(run).state_dict()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    for kept in run.glob("initial-*"):
+        kept.unlink()
+    for refused in (hpcfl.Run(run).state_dict, lambda: resume_request(run, None, rounds=3)):
+        with pytest.raises(UsageError, match=r"where the run found model\.initial, is not there"):
+            refused()
 
 
 def test_the_config_stays_the_users_and_a_new_run_takes_the_place(tmp_path: Path) -> None:
     torch.save(plain_mlp().state_dict(), tmp_path / "begun.pt")
-    what = values(tmp_path / "begun.pt", MLP, ["fc3.*"], rounds=1)
+    what = values(tmp_path / "begun.pt", MLP, ["fc3.*"], **FEW)
     hpcfl.run(what, out=tmp_path / "run")
     assert json.loads(run_attributes(tmp_path / "run")["config"])["model"]["initial"] == str(tmp_path / "begun.pt")
     hpcfl.run(what, out=tmp_path / "run", resume=True)  # the same config: done already
