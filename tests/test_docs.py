@@ -156,9 +156,11 @@ def carry_out(arguments: Words, listed: set[Path]) -> None:
         else:
             arguments = [*arguments, *TWO_ROUNDS, "--quiet"]
     elif name == "sweep":
-        own = {key: value for key, value in asked.items() if key not in ("jobs", "launcher", "listing", "only")}
+        own = {key: value for key, value in asked.items() if key not in ("jobs", "launcher", "pack", "listing", "only")}
         first = sweeps.runs(**own)[0]
         carry_out(["run", *first.what, "--out", f"{first.folder}-first", "--resume"], listed)
+        if "--pack" in arguments:  # it needs an allocation: tests/commands/test_sweep.py
+            del arguments[(place := arguments.index("--pack")) : place + 2]
         arguments = [*arguments, "--list"]
         listed.add(asked["out"])
     elif name == "demo" or any({folder, folder.parent} & listed for folder in folders):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import os
 import shlex
 import signal
 import sys
@@ -135,27 +136,36 @@ def _launch(decided: str, allow_mixed: bool, **options: Any) -> None:
 @SETTINGS
 @click.option("--grid", multiple=True, metavar="KEY=V1,V2,...", help="A run for each value of a key.")
 @click.option("--seeds", metavar="SEEDS", help="A run for each seed: 1,2,3 or 1-3.")
-@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Runs at a time.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Runs at a time (default: 1, with --pack all that have room).")
 @click.option("--launcher", default="", metavar="COMMAND", help="What starts each run, as in 'mpirun -n 4'.")
+@click.option(
+    "--pack",
+    type=click.IntRange(min=1),
+    metavar="RANKS",
+    help="Each run on RANKS ranks, side by side in this allocation of Slurm.",
+)
 @_flag("--list", "listing", "Print index, state, folder and command of each run; nothing runs.")
 @click.option("--only", type=int, metavar="INDEX", help="Only this one of the list.")
 @DATA_DIR
 @FORCE
 @TRUST
 @MIXED
-def sweep(jobs: int, launcher: str, listing: bool, only: int | None, **options: Any) -> None:
+def sweep(jobs: int | None, launcher: str, pack: int | None, listing: bool, only: int | None, **options: Any) -> None:
     """Run every CONFIG with all of --with, --grid and --seeds: finished runs are skipped, others gone on with."""
     from hpcfl.base.plugins import told
     from hpcfl.commands import sweep as sweeps
+    from hpcfl.mpi.launcher import packed
 
     instead = "which belongs before each of its runs: expected hpcfl sweep ... --launcher 'mpirun -n 4'"
     _check_alone("sweep", instead)  # or each rank would start every run
-    before = sweeps.launcher_words(launcher)
+    if launcher and pack:
+        raise UsageError("hpcfl sweep: --pack has a launcher of its own: expected it without --launcher")
+    before, room = packed(pack, os.environ) if pack else (sweeps.launcher_words(launcher), jobs or 1)
     runs = sweeps.picked(sweeps.runs(**options), only)
     with told(say):
         sweeps.check(runs, options["data_dir"])
     if not listing:
-        sys.exit(sweeps.carry_out(runs, jobs, before))
+        sys.exit(sweeps.carry_out(runs, min(jobs or room, room), before))
     _echo(each.line(before) for each in runs)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -169,7 +170,7 @@ def sweep(
     settings: Mapping[str, Any] | None = None,
     overlays: Sequence[str | Path] = (),
     data_dir: Path | str | None = None,
-    jobs: int = 1,
+    jobs: int | None = None,
     launcher: str = "",
     wait: bool = True,
 ) -> Sweep:
@@ -185,10 +186,11 @@ def sweep(
         Seeds, or how many of them from 1 on.
     out : Path or str
         Folder of the run folders and their logs.
-    jobs : int
-        Runs at a time.
+    jobs : int, optional
+        Runs at a time; None: 1, under Slurm as many as have room.
     launcher : str
-        What starts each run, as in ``mpirun -n 4``.
+        What starts each run, as in ``mpirun -n 4``. ``slurm`` or ``slurm -n 4``: each a step of this allocation, on
+        one rank or so many, as by ``--pack``.
     wait : bool
         Return when all have ended; else at once, and `Sweep.wait` waits.
 
@@ -214,11 +216,13 @@ def sweep(
     place = None if data_dir is None else Path(data_dir)
     known = sweeps.runs(configs, folder, sets, grids, listed, place, [[str(each)] for each in overlays])
     sweeps.check(known, place)
-    words = [*configs, "--out", str(folder), "--jobs", str(jobs)]
+    slurm = re.fullmatch(r"slurm(?: -n (\d+))?", launcher)
+    pack, launcher = (slurm[1] or "1", "") if slurm else ("", launcher)
+    words = [*configs, "--out", str(folder)]
     for option, values in (("--set", sets), ("--grid", grids), ("--with", overlays)):
         words += [word for value in values for word in (option, str(value))]
-    for option, value in (("--seeds", listed), ("--launcher", launcher), ("--data-dir", place)):
-        words += [option, str(value)] if value else []
+    once = {"seeds": listed, "jobs": jobs, "launcher": launcher, "pack": pack, "data-dir": place}
+    words += [word for option, value in once.items() if value for word in (f"--{option}", str(value))]
     process = subprocess.Popen(
         [*sweeps.PROGRAM, "sweep", *words],
         stdin=subprocess.DEVNULL,

@@ -31,7 +31,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hpcfl.base.errors import ErrorOnOtherRank, UsageError
+from hpcfl.base.errors import ErrorOnOtherRank, UsageError, refusal
 from hpcfl.mpi.devices import bind, local_rank
 
 Environ = Mapping[str, str]
@@ -195,8 +195,26 @@ def remedy(environ: Environ, text: str) -> str:
     return "start with the mpiexec of the same installation, or set MPI4PY_LIBMPI to that mpiexec's libmpi"
 
 
-def starter() -> list[str]:
+def packed(ranks: int, environ: Environ) -> tuple[list[str], int]:
+    """Return what starts so many ranks as a step within an allocation of Slurm, and how many steps have room in it.
+
+    UsageError outside of one, and where not one has room.
+    """
+    if "SLURM_JOB_ID" not in environ:
+        raise UsageError(f"--pack {ranks}: this is no allocation of Slurm: expected it within salloc or sbatch")
+    cpus = max(_count(environ, "SLURM_CPUS_PER_TASK"), 1)
+    nodes = re.findall(r"(\d+)(?:\(x(\d+)\))?", environ.get("SLURM_JOB_CPUS_PER_NODE", ""))  # as in 4(x2),3
+    tasks = _count(environ, "SLURM_NTASKS") or sum(int(cores) // cpus * int(times or 1) for cores, times in nodes)
+    if ranks > tasks:
+        raise refusal("--pack", f"at most the {tasks} tasks of this allocation", ranks, tasks or None)
+    words = starter(step=True) if ranks > 1 else ["srun", "--mpi=none"]
+    return [*words, "--exact", f"--cpus-per-task={cpus}", "-n", str(ranks)], tasks // ranks
+
+
+def starter(step: bool = False) -> list[str]:
     """Return the words that start ranks of the MPI that mpi4py loads, in a batch job as many as it has tasks.
+
+    With `step` by srun, which knows what other steps of the job take.
 
     UsageError where MPI cannot be loaded, or comes without a launcher.
     """
@@ -205,12 +223,12 @@ def starter() -> list[str]:
     except UsageError as error:
         hint = "MPI4PY_LIBMPI=<prefix>/lib/libmpi.so.40 (Open MPI) or libmpi.so.12 (MPICH) says which one to load"
         raise UsageError(f"{error}; {hint}") from None
-    mpiexec = shutil.which("mpiexec") or ""
+    mpiexec = "" if step else shutil.which("mpiexec") or ""
     with suppress(OSError):  # no Linux
         for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
             if found := re.search(r"(/.*)/[^/]+/libmpi(?:ch|_cray)?\.so", line):
                 beside = Path(found[1], "bin", "mpiexec")  # of the library that this process has loaded
-                mpiexec = str(beside) if beside.exists() else mpiexec
+                mpiexec = str(beside) if beside.exists() and not step else mpiexec
                 break
     kinds = ""
     if "SLURM_JOB_ID" in os.environ:
@@ -233,7 +251,8 @@ def starting(text: str, mpiexec: str, kinds: str) -> list[str]:
     kind = "pmix" if own == "Open MPI" else "pmi2"
     if kind in kinds.split():
         return ["srun", f"--mpi={kind}", "--kill-on-bad-exit=1"]
-    raise UsageError(f"mpi4py loads {library(text)}, whose mpiexec is neither beside that library nor on PATH")
+    where = f"beside that library or on PATH, or srun with --mpi={kind}"
+    raise UsageError(f"mpi4py loads {library(text)}, which nothing here starts: expected its mpiexec {where}")
 
 
 def launcher(environ: Environ) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+import hpcfl
 from helpers.launcher import LIMIT, alive, descendants
 from helpers.recorded import curve, restated, write_run
 from hpcfl import store
@@ -219,6 +220,8 @@ BAD = {
     "jobs": ("--jobs 0", "--jobs", "0"),
     "launcher": ("--launcher 'mpirunn -n 4'", "--launcher mpirunn", "no such command", "mpirun -n 4"),
     "launcher-open": ('--launcher "mpirun \'"', "--launcher mpirun '", "quotation"),
+    "pack": ("--pack 2", "--pack 2", "no allocation of Slurm", "salloc or sbatch"),
+    "pack-and-launcher": ("--pack 2 --launcher env", "--pack", "without --launcher"),
     "option": ("--seed 1", "--seed", "--seeds"),
     "out": ("--out stub.py/x", "stub.py/x", "writ"),
 }
@@ -404,6 +407,49 @@ def test_so_many_at_a_time(stub: list[str], monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Board, "running", lambda self, names: [seen.append(len(names)), running(self, names)])
     assert swept("--grid", "seed=1,4,5,6,7", "--jobs", "3") == 0
     assert seen[0] == max(seen) == 3
+
+
+def srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An allocation of 4 tasks, with a stand-in for srun that notes its words and becomes what it is to start."""
+    place = tmp_path / "bin" / "srun"
+    place.parent.mkdir()
+    place.write_text('#!/bin/sh\necho "$1 $2 $3 $4 $5" >>srun.said\nshift 5\nexec "$@"\n')
+    place.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{place.parent}:{os.environ['PATH']}")
+    for name, value in {"JOB_ID": "7", "NTASKS": "4", "CPUS_PER_TASK": "2"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+
+
+@pytest.mark.launch
+def test_runs_are_packed_into_an_allocation(
+    stub: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    """As many at a time as have room; one that fails is told, the others go on, and are skipped the next time."""
+    srun(tmp_path, monkeypatch)
+    seen: list[int] = []
+    running = Board.running
+    monkeypatch.setattr(Board, "running", lambda self, names: [seen.append(len(names)), running(self, names)])
+    assert swept("--grid", "seed=1,2,4,5,6,7", "--pack", "1") == 1
+    assert seen[0] == max(seen) == 4
+    said, complained = capfd.readouterr()
+    assert said.splitlines()[-1] == "6 runs: 5 done, 0 skipped, 1 failed"
+    assert complained == "hpcfl: fedavg-digits_seed=2 failed: exit code 3: rounds: no luck\n"
+    assert Path("srun.said").read_text() == "--mpi=none --exact --cpus-per-task=2 -n 1\n" * 6
+    seen.clear()
+    assert swept("--grid", "seed=1,4,8,9", "--pack", "1", "--jobs", "1") == 1
+    assert max(seen) == 1
+    assert swept("--pack", "5") == 2
+    assert "--pack: expected at most the 4 tasks of this allocation, got 5; did you mean 4?" in capfd.readouterr().err
+
+
+@pytest.mark.launch
+def test_a_script_packs_its_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    srun(tmp_path, monkeypatch)
+    few = {"rounds": 1, "evaluate.every": 1}
+    assert hpcfl.sweep("fedavg-digits", seeds=1, settings=few, launcher="slurm", out="s").missing == 0
+    assert Path("srun.said").read_text() == "--mpi=none --exact --cpus-per-task=2 -n 1\n"
+    with pytest.raises(hpcfl.RunError, match="at most the 4 tasks of this allocation, got 5"):
+        hpcfl.sweep("fedavg-digits", settings=few, launcher="slurm -n 5", out="s")
 
 
 def signalled(*steps: tuple[str, int]) -> threading.Thread:

@@ -282,8 +282,28 @@ def test_what_starts_ranks(text: str, mpiexec: str, kinds: str, expected: str) -
     if expected:
         assert worlds.starting(text, mpiexec, kinds) == expected.split()
         return
-    with pytest.raises(UsageError, match=r"^mpi4py loads Open MPI 5.0.11, whose mpiexec is neither .* nor on PATH$"):
+    with pytest.raises(UsageError, match=r"^mpi4py loads Open MPI 5.0.11, .* its mpiexec .* or srun with --mpi=pmix$"):
         worlds.starting(text, mpiexec, kinds)
+
+
+@pytest.mark.parametrize(
+    ("environ", "ranks", "room"),
+    [
+        ({"SLURM_NTASKS": "12"}, 5, 2),
+        ({"SLURM_NTASKS": "4", "SLURM_JOB_CPUS_PER_NODE": "64", "SLURM_CPUS_PER_TASK": "3"}, 1, 4),
+        ({"SLURM_JOB_CPUS_PER_NODE": "4(x2),3", "SLURM_CPUS_PER_TASK": "2"}, 1, 5),
+        ({"SLURM_JOB_CPUS_PER_NODE": "4(x2),3"}, 2, 5),
+    ],
+)
+def test_as_many_steps_as_an_allocation_has_room_for(
+    environ: dict[str, str], ranks: int, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worlds, "starter", lambda step: ["srun", "--mpi=pmix"] if step else ["mpiexec"])
+    words, found = worlds.packed(ranks, {"SLURM_JOB_ID": "7", **environ})
+    cpus = environ.get("SLURM_CPUS_PER_TASK", "1")
+    kind = "none" if ranks == 1 else "pmix"
+    assert words == f"srun --mpi={kind} --exact --cpus-per-task={cpus} -n {ranks}".split()
+    assert found == room
 
 
 @pytest.mark.launch

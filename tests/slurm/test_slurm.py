@@ -166,6 +166,34 @@ def test_srun_starts_ranks_where_it_is_asked_to(mpi: str, site: Site, state: str
     assert digest(job.folder) == state
 
 
+def test_sweeps_packed_into_a_job(site: Site) -> None:
+    """Four runs on two nodes: alone, or on two ranks each, of which two have room; one fails, and no other."""
+    rounds, digests, numbers = 5, [], {}
+    for mpi in ("", "openmpi"):
+        out = site.here / f"packed-{mpi}"
+        how = ["--nodes=2", "--ntasks-per-node=2", "--exclude=n1", str(SCRIPTS / "sweep.sbatch"), "fedavg-digits"]
+        what = [
+            "--seeds",
+            "1-4",
+            "--out",
+            str(out),
+            "--pack",
+            "2" if mpi else "1",
+            *options(settings(rounds, pause=0.2)),
+        ]
+        (out / "fedavg-digits_seed=3").mkdir(parents=True)
+        (out / "fedavg-digits_seed=3" / "checkpoints").touch()  # where a folder is to be
+        numbers[mpi] = site.submit(mpi, [*how, *what])
+    for mpi, number in numbers.items():
+        job = Job(site.slurm, number, site.here / f"hpcfl-sweep-{number}_4294967294.log", site.here / f"packed-{mpi}")
+        assert job.ended("FAILED", restarts=0)["ExitCode"] == "1:0"
+        digests.append([digest(job.folder / f"fedavg-digits_seed={seed}", rounds) for seed in (1, 2, 4)])
+    assert digests[0] == digests[1]
+    assert len(set(digests[0])) == 3
+    ranks = json.loads(store.run_attributes(site.here / "packed-openmpi" / "fedavg-digits_seed=1")["hosts"])
+    assert len(ranks) == 2
+
+
 @pytest.mark.parametrize("mpi", mpis())
 def test_the_ranks_of_a_node_share_its_gpus_out(mpi: str, site: Site) -> None:
     how = "--nodes=2 --ntasks-per-node=2 --gpus-per-node=2 --exclude=n1 --output=doctor-%j.log"
