@@ -172,18 +172,12 @@ def test_sweeps_packed_into_a_job(site: Site) -> None:
     for mpi in ("", "openmpi"):
         out = site.here / f"packed-{mpi}"
         how = ["--nodes=2", "--ntasks-per-node=2", "--exclude=n1", str(SCRIPTS / "sweep.sbatch"), "fedavg-digits"]
-        what = [
-            "--seeds",
-            "1-4",
-            "--out",
-            str(out),
-            "--pack",
-            "2" if mpi else "1",
-            *options(settings(rounds, pause=0.2)),
-        ]
+        what = ["--seeds=1-4", f"--out={out}", f"--pack={2 if mpi else 1}", *options(settings(rounds, pause=0.2))]
         (out / "fedavg-digits_seed=3").mkdir(parents=True)
         (out / "fedavg-digits_seed=3" / "checkpoints").touch()  # where a folder is to be
         numbers[mpi] = site.submit(mpi, [*how, *what])
+    steps = re.compile(rf"\b{numbers['']}\.\d")
+    site.slurm.until(lambda: len(steps.findall(site.slurm.ask("squeue", "--steps"))) > 1, LIMIT)
     for mpi, number in numbers.items():
         job = Job(site.slurm, number, site.here / f"hpcfl-sweep-{number}_4294967294.log", site.here / f"packed-{mpi}")
         assert job.ended("FAILED", restarts=0)["ExitCode"] == "1:0"
