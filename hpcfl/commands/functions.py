@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpcfl.algorithms import Algorithm
 from hpcfl.base.errors import RunError, UsageError, count_of, listed
 from hpcfl.base.lazy import pandas, xarray
 from hpcfl.base.terminal import say
@@ -18,10 +19,13 @@ from hpcfl.commands import list as catalogue
 from hpcfl.commands import sweep as sweeps
 from hpcfl.commands.show import summaries
 from hpcfl.config import Config, Overlay, load
-from hpcfl.config.presets import flat
+from hpcfl.config.presets import flat, on_top, read
 from hpcfl.engine import stopping
+from hpcfl.launch.api import written_down
+from hpcfl.launch.saved import keeping
 from hpcfl.results.run_table import open_sweep, run_folders
 from hpcfl.results.targets import compare
+from hpcfl.store.atomic import write_text
 
 Folders = Path | str | Iterable[Path | str]
 COLUMNS = ("status", "rounds", "accuracy", "client_accuracy", "arrived", "sim_seconds", "wall_seconds")
@@ -161,12 +165,29 @@ class Sweep:
         return told + str(table[[name for name in COLUMNS if name in table]].to_html())
 
 
+def _kept(folder: Path, config: str | Path | Mapping[str, Any], keys: Mapping[str, Any]) -> str:
+    """Write a config with keys on top into a sweep's folder, by its own name; return the file."""
+    name, table = ("config", dict(config)) if isinstance(config, Mapping) else (Path(config).stem, read(str(config)))
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = (f"{key} = {json.dumps(value)}\n" for key, value in flat(on_top(table, [], keys)[0]))  # JSON's are TOML's
+    write_text(folder / f"{name}.toml", "".join(lines))
+    return str(folder / f"{name}.toml")
+
+
 def sweep(
     config: str | Path | Mapping[str, Any] | Sequence[str | Path],
     grid: Mapping[str, Sequence[Any]] | None = None,
     *,
     seeds: int | Sequence[int] = (),
     out: Path | str,
+    algorithm: str | type[Algorithm] | None = None,
+    model: str | Callable[..., Any] | None = None,
+    loss: str | Callable[..., Any] | None = None,
+    data: Any = None,
+    by: str | None = None,
+    label: str | None = None,
+    test_share: float = 0.2,
+    speeds: Any = None,
     settings: Mapping[str, Any] | None = None,
     overlays: Sequence[str | Path] = (),
     data_dir: Path | str | None = None,
@@ -186,6 +207,8 @@ def sweep(
         Seeds, or how many of them from 1 on.
     out : Path or str
         Folder of the run folders and their logs.
+    algorithm, model, loss, data, by, label, test_share, speeds
+        As `hpcfl.run` takes them. They are kept once, in `out`, with the configs that name them.
     jobs : int, optional
         Runs at a time; None: 1, under Slurm as many as have room.
     launcher : str
@@ -202,20 +225,24 @@ def sweep(
         If some runs have failed, once all have ended.
     """
     folder = Path(out)
-    if isinstance(config, Mapping):
-        folder.mkdir(parents=True, exist_ok=True)
-        file = folder / "config.toml"
-        keys = (f"{key} = {json.dumps(value)}\n" for key, value in flat(config))  # JSON's values are TOML's
-        file.write_text("".join(keys), encoding="utf-8")
-        config = file
-    configs = [str(each) for each in ([config] if isinstance(config, str | Path) else config)]
+    several = [config] if isinstance(config, str | Path | Mapping) else config
+    own = {"algorithm.name": algorithm, "model.name": model, "task.loss": loss}
+    objects = any(each is not None for each in (*own.values(), data, speeds))
     sets = [f"{key}={json.dumps(value)}" for key, value in (settings or {}).items()]
     grids = [f"{key}={','.join(map(json.dumps, values))}" for key, values in (grid or {}).items()]
     numbers = range(1, seeds + 1) if isinstance(seeds, int) else seeds
     listed = ",".join(map(str, numbers)) or None
     place = None if data_dir is None else Path(data_dir)
-    known = sweeps.runs(configs, folder, sets, grids, listed, place, [[str(each)] for each in overlays])
-    sweeps.check(known, place)
+    with keeping(folder):
+        keys, modules = dict[str, Any](), dict[str, str]()
+        if objects:  # the processes of the runs take them from the sweep's folder
+            keys, modules = written_down(folder, own, settings, data, by, label, test_share, speeds)
+            sets = []
+        configs = [_kept(folder, each, keys) if objects or isinstance(each, Mapping) else str(each) for each in several]
+        for name, source in modules.items():
+            write_text(folder / f"{name}.py", source)
+        known = sweeps.runs(configs, folder, sets, grids, listed, place, [[str(each)] for each in overlays])
+        sweeps.check(known, place)
     slurm = re.fullmatch(r"slurm(?: -n (\d+))?", launcher)
     pack, launcher = (slurm[1] or "1", "") if slurm else ("", launcher)
     words = [*configs, "--out", str(folder)]

@@ -188,22 +188,39 @@ def run(
     more = {"quiet": silent, "overwrite": overwrite}
 
     def decide() -> RunRequest | None:
-        named = {key: given.named(each, key) for key, each in own.items() if each is not None}
-        modules = {name: source for _, several in named.values() for name, source in several.items()}
-        given.written(modules)
-        names, keys = list[str](), dict[str, Any]()
         with saved.keeping(folder):
-            if data is not None:
-                keys["data"], names = saved.data_section(folder, data, by, label, test_share)
-                keys |= {"clients": len(names)} if names else {}
-            if speeds is not None:
-                keys["speed"] = saved.speed_section(folder, speeds, names)
-            keys |= {**(settings or {}), **{key: name for key, (name, _) in named.items()}}
+            keys, modules = written_down(folder, own, settings, data, by, label, test_share, speeds)
             request = run_request(config, keys, folder, place, resume, force, overlays, trust, **more)
         return request and request.model_copy(update={"modules": modules})
 
     _carried_out(decide, comm, allow_mixed, on_round)
     return Run(folder, place, force, trust)
+
+
+def written_down(
+    folder: Path,
+    own: Mapping[str, Any],
+    settings: Mapping[str, Any] | None,
+    data: Any,
+    by: str | None,
+    label: str | None,
+    test_share: float,
+    speeds: Any,
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return settings with keys for the objects of a script, and the modules that hold the source of its own by key.
+
+    Data and speeds are kept in a folder, the rest is as of `run`.
+    """
+    named = {key: given.named(each, key) for key, each in own.items() if each is not None}
+    modules = {name: source for _, several in named.values() for name, source in several.items()}
+    given.written(modules)
+    names, keys = list[str](), dict[str, Any]()
+    if data is not None:
+        keys["data"], names = saved.data_section(folder, data, by, label, test_share)
+        keys |= {"clients": len(names)} if names else {}
+    if speeds is not None:
+        keys["speed"] = saved.speed_section(folder, speeds, names)
+    return {**keys, **(settings or {}), **{key: name for key, (name, _) in named.items()}}, modules
 
 
 def resume(

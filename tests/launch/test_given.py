@@ -86,7 +86,8 @@ def cell(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
 
 
 def environment(out: Path) -> dict[str, str]:
-    return {"OUT": str(out), "PYTHONPATH": str(Path(__file__).parents[1])}
+    tests = Path(__file__).parents[1]
+    return {"OUT": str(out), "PYTHONPATH": f"{tests}:{tests.parent}"}
 
 
 def python(out: Path, *words: object) -> None:
@@ -119,6 +120,45 @@ def test_classes_of_cells_run_on_ranks_with_the_same_bits(tmp_path: Path) -> Non
     several = job("openmpi", 3, [str(script), *cells], 300, environment(tmp_path / "ranks"))
     assert several.code == 0, several.err
     same(tmp_path / "alone", tmp_path / "ranks")
+
+
+SWEEP = """
+    import os
+    from pathlib import Path
+
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    x, who = rng.normal(size=(60, 64)).astype("float32"), np.repeat(["Bern", "Oslo"], 30)
+    given = {"algorithm": Prox, "model": Net, "loss": focal, "data": (x, (x[:, 0] > 0).astype(int), who)}
+    given["speeds"] = {"Oslo": 1.0, "Bern": 2.0}
+    few = {"rounds": 2, "evaluate.every": 1, "algorithm.epochs": 2, "algorithm.steps": 0, "model.width": 4}
+    out = Path(os.environ["OUT"])
+    run = hpcfl.run("fedavg-digits", **given, settings={**few, "algorithm.mu": 0.9}, out=out / "alone")
+    swept = hpcfl.sweep("fedavg-digits", {"algorithm.mu": [0.9]}, **given, settings=few, out=out / "s")
+    assert swept.table["state_sha256"].tolist() == hpcfl.show(run.folder)["state_sha256"].tolist()
+    try:
+        hpcfl.sweep("fedavg-digits", {"algorithm.mu": [0.1, -1.0]}, **given, settings=few, out=out / "bad")
+    except hpcfl.UsageError as error:
+        assert "algorithm.mu" in str(error)
+    assert not (out / "bad").exists()
+"""
+
+
+@pytest.mark.launch
+def test_a_sweep_keeps_what_it_is_given_once(
+    tmp_path: Path, cell: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its runs are those of `hpcfl.run`, and go on without the script."""
+    monkeypatch.setenv("OUT", str(tmp_path))
+    cell(dedented(CELLS))
+    cell(dedented(SWEEP))
+    kept = [path.name.partition("-")[0] for path in (tmp_path / "s").glob("*.*") if path.is_file()]
+    assert sorted(kept)[:2] == ["data", "fedavg"]
+    assert len(list((tmp_path / "s").glob("main_*.py"))) == 3
+    assert not list((tmp_path / "s").glob("*/data-*.h5"))
+    run = tmp_path / "s" / "fedavg-digits_algorithm.mu=0.9"
+    assert hpcfl.resume(run, rounds=3).data["client_name"].values.tolist() == ["Bern", "Oslo"]
 
 
 def test_the_source_is_whole_and_no_more(cell: Callable[[str], ModuleType]) -> None:
