@@ -28,7 +28,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import click
@@ -215,6 +215,39 @@ def test_what_a_page_says_to_type_works(
             judge(words, targets, listed)
             if words[:2] == ["hpcfl", "stop"]:
                 assert "cannot be stopped: expected a running run" in capsys.readouterr().err
+
+
+class Trial:
+    """What Optuna gives an objective, as far as the page uses it; pruned after so many reports."""
+
+    def __init__(self, number: int, most: int) -> None:
+        self.number, self.most, self.reports = number, most, list[tuple[float, int]]()
+
+    def suggest_float(self, name: str, low: float, high: float, log: bool) -> float:
+        return 0.2
+
+    def report(self, value: float, step: int) -> None:
+        self.reports.append((value, step))
+
+    def should_prune(self) -> bool:
+        return len(self.reports) >= self.most
+
+
+def test_the_objective_of_a_search_prunes(typed: Path) -> None:
+    class TrialPruned(Exception):  # noqa: N818
+        pass
+
+    (text,) = (block.text for block in blocks(ROOT / "docs" / "howto" / "own-code.md") if "(trial)" in block.text)
+    names: dict[str, Any] = {"hpcfl": hpcfl, "optuna": SimpleNamespace(TrialPruned=TrialPruned)}
+    exec(text, names)
+    whole, pruned = Trial(1, 99), Trial(2, 2)
+    value = names["objective"](whole)
+    steps = [step for _, step in whole.reports]
+    assert steps == sorted({*steps})
+    assert value == whole.reports[-1][0]
+    with pytest.raises(TrialPruned):
+        names["objective"](pruned)
+    assert pruned.reports == whole.reports[:2]
 
 
 @pages

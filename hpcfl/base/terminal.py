@@ -5,6 +5,7 @@ A terminal obeys control characters: they can clear it, retitle it, hide or forg
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from collections.abc import Iterator
@@ -20,9 +21,20 @@ def plain(text: str) -> str:
     return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
+class _Stderr(logging.Handler):
+    """What tells on stderr, whatever that is by then."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(f"hpcfl: {record.getMessage()}", file=sys.stderr, flush=True)
+
+
+LOGGER = logging.getLogger("hpcfl")
+LOGGER.addHandler(_Stderr())
+
+
 def say(line: str) -> None:
-    """Tell a line on stderr, at once."""
-    print(f"hpcfl: {line}", file=sys.stderr, flush=True)
+    """Tell a line on stderr, at once, as a warning of the logger ``hpcfl``."""
+    LOGGER.warning(line)
 
 
 class Plain:
