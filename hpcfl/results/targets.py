@@ -16,6 +16,7 @@ from hpcfl.base.console import width_of
 from hpcfl.base.errors import UsageError, did_you_mean
 from hpcfl.base.lazy import pandas, xarray
 from hpcfl.base.types import Floats
+from hpcfl.results.naming import Names
 from hpcfl.results.run_table import (
     ACCURACY,
     DECILE,
@@ -69,13 +70,13 @@ def compare(runs: Runs, target: float | None = None, *, metric: str = ACCURACY) 
             known = [name for name in recorded_metrics(each) if has_any(each, name)]
             raise UsageError(f"'{folder}' recorded no '{metric}'{did_you_mean(metric, known)}")
     _, scored = scores(data, None, False, metric)
-    rows = {}
-    for group in groups(recorded):
+    rows, found = {}, groups(recorded)
+    for label, group in zip(Names(recorded, {}).groups(found), found):
         own = [data[run.folder] for run in group.runs]
         row: dict[str, Any] = {"runs": len(own)}
         if target is not None:
             row |= reached([scored[run.folder] for run in group.runs], target, metric == "test_loss")
-        rows[group.label] = row | _means([_costs(each, metric) for each in own])
+        rows[label] = row | _means([_costs(each, metric) for each in own])
     return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("run")
 
 
