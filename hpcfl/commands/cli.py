@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import faulthandler
 import json
-import os
 import shlex
 import signal
 import sys
@@ -119,14 +118,13 @@ def resume(**options: Any) -> None:
 def _launch(decided: str, allow_mixed: bool, **options: Any) -> None:
     """Carry out what a function of `hpcfl.launch.request` decides by these options."""
     stopping.install()
-    from hpcfl.launch import request
-    from hpcfl.launch.run import launch
+    from hpcfl.launch import request, run
     from hpcfl.mpi.launcher import world
 
     comm = world()
     with suppress(ValueError, OSError):  # there may be no file behind stderr
         faulthandler.enable()  # a crash leaves Python's lines; MPI has set its own handlers before
-    launch(lambda: getattr(request, decided)(**options), comm, allow_mixed=allow_mixed)
+    run.launch(lambda: getattr(request, decided)(**options), comm, allow_mixed=allow_mixed)
 
 
 @cli.command()
@@ -154,18 +152,15 @@ def sweep(jobs: int | None, launcher: str, pack: int | None, listing: bool, only
     """Run every CONFIG with all of --with, --grid and --seeds: finished runs are skipped, others gone on with."""
     from hpcfl.base.plugins import told
     from hpcfl.commands import sweep as sweeps
-    from hpcfl.mpi.launcher import packed
 
     instead = "which belongs before each of its runs: expected hpcfl sweep ... --launcher 'mpirun -n 4'"
     _check_alone("sweep", instead)  # or each rank would start every run
-    if launcher and pack:
-        raise UsageError("hpcfl sweep: --pack has a launcher of its own: expected it without --launcher")
-    before, room = packed(pack, os.environ) if pack else (sweeps.launcher_words(launcher), jobs or 1)
+    before, room = sweeps.started_by(launcher, pack, jobs)
     runs = sweeps.picked(sweeps.runs(**options), only)
     with told(say):
         sweeps.check(runs, options["data_dir"])
     if not listing:
-        sys.exit(sweeps.carry_out(runs, min(jobs or room, room), before))
+        sys.exit(sweeps.carry_out(runs, room, before))
     _echo(each.line(before) for each in runs)
 
 
@@ -296,13 +291,12 @@ def show(folders: tuple[Path, ...], as_json: bool, each: bool, groups: bool) -> 
     ± standard deviation over the seeds.
     """
     from hpcfl.commands.show import remarks, summaries, table
-    from hpcfl.results.run_table import run_folders
-    from hpcfl.results.run_table import table as groups_table
+    from hpcfl.results import run_table
 
-    rows, odd = summaries(run_folders(folders), groups)
+    rows, odd = summaries(run_table.run_folders(folders), groups)
     tables = [] if as_json else table(rows, each, terminal_width())
     if groups and not as_json:
-        tables.append(groups_table([Path(row["run"]) for row in rows], [row["groups"] for row in rows]))
+        tables.append(run_table.table([Path(row["run"]) for row in rows], [row["groups"] for row in rows]))
     for shown in tables:
         print_table(shown)
     _echo(map(json.dumps, rows) if as_json else remarks(rows))

@@ -35,6 +35,7 @@ from hpcfl.config import load
 from hpcfl.data import Header
 from hpcfl.engine.stopping import NAMES, REPEAT_SECONDS
 from hpcfl.launch.request import check_same, check_writable
+from hpcfl.mpi.launcher import packed
 
 FINISHED = {**dict.fromkeys(store.DONE, "skipped"), "diverged": "diverged"}
 """States of a run that is not started again, and how it is counted."""
@@ -426,6 +427,14 @@ def last_words(log: Path, begin: int) -> str:
     if errors := re.findall(r"^\W?hpcfl: (.+)$", text, re.MULTILINE):
         return str(errors[-1])
     return next((line.strip() for line in reversed(text.split("\n")) if line.strip()), "")
+
+
+def started_by(launcher: str, pack: int | None, jobs: int | None) -> tuple[list[str], int]:
+    """The words before each run's command, and how many runs there are at a time; UsageError as of what says them."""
+    if launcher and pack:
+        raise UsageError("hpcfl sweep: --pack has a launcher of its own: expected it without --launcher")
+    words, room = packed(pack, os.environ) if pack else (launcher_words(launcher), jobs or 1)
+    return words, min(jobs or room, room)
 
 
 def launcher_words(text: str) -> list[str]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from hpcfl.base.errors import RunError, StoppedBefore, UsageError
+from hpcfl.base.errors import RunError, UsageError
 from hpcfl.base.terminal import say
 
 if TYPE_CHECKING:
@@ -196,17 +196,6 @@ def waits(folder: Path) -> bool:
     What a signalled rank has written is not meant: that was over with the job.
     """
     return os.environ.get("SLURM_RESTART_COUNT", "0") != "0" and asked(folder) == ASKED
-
-
-def check_not_asked(folder: Path) -> None:
-    """Raise StoppedBefore where a request `waits`, and take it back. The caller owns the folder."""
-    from hpcfl import store
-
-    if waits(folder):
-        withdraw(folder)
-        store.write_status(folder, "stopped", ASKED)
-        when = "before its job was started again"
-        raise StoppedBefore(f"'{folder}' was asked to stop {when}: it has not begun; hpcfl resume {folder} goes on")
 
 
 def stop(paths: Iterable[Path], patience: float | None = None) -> None:

@@ -16,7 +16,7 @@ from hpcfl import config as configs
 from hpcfl import store
 from hpcfl.base import plugins
 from hpcfl.base.config import recorded as recorded_table
-from hpcfl.base.errors import RunError, UsageError
+from hpcfl.base.errors import RunError, StoppedBefore, UsageError
 from hpcfl.base.types import Computing
 from hpcfl.config import Config, ConfigLike, Overlay
 from hpcfl.config.presets import Settings, flat
@@ -141,7 +141,11 @@ def resume_request(
         if status.state == "diverged":
             kept = "its last finite checkpoint is kept; expected another run, such as one with a smaller step size"
             raise UsageError(f"'{folder}' has diverged: {status.reason}; {kept}")
-        stopping.check_not_asked(folder)
+        if stopping.waits(folder):
+            stopping.withdraw(folder)
+            store.write_status(folder, "stopped", stopping.ASKED)
+            when = "before its job was started again"
+            raise StoppedBefore(f"'{folder}' was asked to stop {when}: it has not begun; hpcfl resume {folder} goes on")
         data = store.data_folder(attributes, data_dir)
         config = configs.of_run(attributes, folder, force, trust)
         newest = store.latest(folder)

@@ -403,7 +403,7 @@ def _open(
         mark = mark_of(folder, processes[0][1])
         mark.parent.mkdir(exist_ok=True)
         mark.touch()
-        if not stopping.waits(folder):  # asked since `check_not_asked`
+        if not stopping.waits(folder):  # asked since the request was judged
             stopping.withdraw(folder)  # before the status: from then on requests are for this start
         store.write_status(folder, "running", ranks=[f"process {number} on {host}" for host, number in processes])
 
