@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from hpcfl.config.presets import flat, on_top, read
 from hpcfl.engine import stopping
 from hpcfl.launch.api import written_down
 from hpcfl.launch.saved import keeping
+from hpcfl.results.card import svg
 from hpcfl.results.run_table import open_sweep, run_folders
 from hpcfl.results.targets import compare
 from hpcfl.store.atomic import write_text
@@ -158,11 +160,15 @@ class Sweep:
         return self
 
     def _repr_html_(self) -> str:
+        from hpcfl.results.figures import figure
+
         told = f"<p>{count_of(len(self.planned), 'run')}, {self.missing} of them not finished</p>"
         if all(run.state == "new" for run in self.planned):
             return told
-        table = self.table
-        return told + str(table[[name for name in COLUMNS if name in table]].to_html())
+        table, picture = self.table, ""
+        with suppress(UsageError):  # nothing that all have recorded
+            picture = svg(figure(self, x="rounds", width="column")) if not self.missing else ""
+        return told + str(table[[name for name in COLUMNS if name in table]].to_html()) + picture
 
 
 def _kept(folder: Path, config: str | Path | Mapping[str, Any], keys: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpcfl.results.run_table import recorded_metrics
 
@@ -39,8 +39,13 @@ def _drawn(values: xarray.DataArray, column: str) -> str:
     """Return a curve over the rounds as SVG."""
     from matplotlib.figure import Figure
 
-    figure, picture = Figure(figsize=(3.3, 1.8), layout="constrained"), io.StringIO()
+    figure = Figure(figsize=(3.3, 1.8), layout="constrained")
     axes = figure.add_subplot(xlabel="round", ylabel=column.replace("_", " "))
     axes.plot(values["round"].values + 1, values.values)
-    figure.savefig(picture, format="svg")
+    return svg(figure)
+
+
+def svg(figure: Any) -> str:
+    """Return a figure as a part of HTML."""
+    figure.savefig(picture := io.StringIO(), format="svg")
     return "<svg" + picture.getvalue().partition("<svg")[2]

@@ -179,7 +179,10 @@ def _laid_out(
     cells = [(panel, facet) for panel in panels for facet in facets]
     for place, ((panel, facet), axes) in enumerate(zip(cells, grid.flat)):
         axes.grid(alpha=0.3)
-        if panel.axis in ("rounds", "clients", "staleness"):
+        if panel.ticks:
+            upright = sum(map(len, panel.ticks)) > 30
+            axes.set_xticks(range(1, len(panel.ticks) + 1), panel.ticks, rotation=90 if upright else 0)
+        elif panel.axis in ("rounds", "clients", "staleness"):
             axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
         axes.set_title(textwrap.fill(facet, 30))
         if len({each.x for each in panels}) > 1 or place + columns >= count:

@@ -15,6 +15,7 @@ from hpcfl.results import run_table
 from hpcfl.results.curves import COORDINATES, Band, Last, Points, X, points
 from hpcfl.results.run_table import ACCURACY, DECILE, FIGURES, Recorded, group_figures, worst_decile
 from hpcfl.schedule.plan import Fate
+from hpcfl.store.columns import NAMES
 
 UNITS = ("bytes", 1.0), ("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12)
 SHARE = (0.0, 1.0)
@@ -65,6 +66,8 @@ class Panel:
         Least and largest value that there can be.
     marks : bool
         Each seed is a mark, not a curve.
+    ticks : sequence of str
+        What stands at 1, 2, … of the x axis; by default numbers.
     """
 
     axis: str
@@ -73,6 +76,7 @@ class Panel:
     points: Mapping[tuple[Path, str], Points]
     span: tuple[float, float] = (-inf, inf)
     marks: bool = False
+    ticks: Sequence[str] = ()
 
 
 def curve(asked: Asked) -> list[Panel]:
@@ -125,16 +129,19 @@ def _ended(data: xarray.Dataset) -> xarray.DataArray:
 
 
 def participation(asked: Asked) -> list[Panel]:
-    """Each client's share of its visits that counted, from the least to the largest."""
+    """Each client's share of its visits that counted: by their names if they have any, else from the least on."""
     asked.need("arrived", "expected a round at least")
+    named = {tuple(data[NAMES].values) if NAMES in data.coords else () for data in asked.data.values()}
+    names = next(iter(named)) if len(named) == 1 else ()
 
     def shares(data: xarray.Dataset) -> Points:
         ended = _ended(data)
         share = ((data["arrived"] == 1) & ended).sum("round") / ended.sum("round")
-        known = np.sort(share.dropna("client").values)
+        known = share.values if names else np.sort(share.dropna("client").values)
         return np.arange(1.0, len(known) + 1), known
 
-    return [Panel("clients", "client, from the least", "share of its visits that counted", asked.each(shares), SHARE)]
+    x = "client" if names else "client, from the least"
+    return [Panel("clients", x, "share of its visits that counted", asked.each(shares), SHARE, ticks=names)]
 
 
 def depth(asked: Asked) -> list[Panel]:

@@ -68,6 +68,7 @@ def test_a_sweep_runs_all_and_goes_on_where_it_was(tmp_path: Path) -> None:
     same(swept.planned[3].folder, alone.folder)
     assert swept.table["status"].tolist() == ["done"] * 4
     assert "<p>4 runs, 0 of them not finished</p><table" in swept._repr_html_()
+    assert swept._repr_html_().count("<svg") == 1
     when = swept.time_to(accuracy=0.01)
     assert list(when.columns) == ["runs", "reached", "rounds_to", "seconds_to", "seconds_low", "seconds_high"]
     assert set(when["reached"]) == {2}

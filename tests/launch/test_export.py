@@ -77,6 +77,8 @@ def test_weights_need_neither_code_nor_data(
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
     with pytest.raises(hpcfl.UsageError, match="mine_exported:Net"):
         hpcfl.Run(file).module()
+    assert len(hpcfl.figure(hpcfl.Run(file)).axes) == 2
+    assert hpcfl.compare(file)["runs"].tolist() == [1]
     assert main(["export", str(file), "--to", str(tmp_path / "model.safetensors")]) == 0
     stored = load_file(tmp_path / "model.safetensors")
     assert {name: value.tolist() for name, value in stored.items()} == {k: v.tolist() for k, v in wanted.items()}
@@ -109,9 +111,9 @@ def test_odd_archives_are_one_line(run: hpcfl.Run, tmp_path: Path, monkeypatch: 
         made.writestr("run.h5", b"\0" * (1 << 20))
     monkeypatch.setattr(archive, "SMALL", 1000)
     said = {
-        "text": "cannot be read as an archive: File is not a zip file",
+        "text": "cannot be read as a run: File is not a zip file",
         "other": "is no run's archive: there is no run.h5 in it",
-        "cut": "cannot be read as an archive: ",
+        "cut": "cannot be read as a run: ",
         "bomb": "claims 1048576 bytes of ",
     }
     for name, text in said.items():

@@ -105,6 +105,8 @@ def test_a_table_by_a_column_of_names_goes_on_elsewhere(tmp_path: Path, capsys: 
     capsys.readouterr()
     assert main(["show", str(moved)]) == 0
     assert "run: clients: Bern, Oslo, Rome" in capsys.readouterr().out
+    (axes,) = hpcfl.figure(moved, "participation").axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == HOSPITALS
 
 
 def test_speeds_are_those_of_the_clients_that_are_named(tmp_path: Path) -> None:
