@@ -6,7 +6,6 @@ groups in a circle: what walks through it, or reads it, comes to an end.
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import re
@@ -18,6 +17,7 @@ from pathlib import Path
 import h5py
 
 from hpcfl.base.errors import LINE, UsageError, cut
+from hpcfl.base.terminal import say
 from hpcfl.store.atomic import SMALL, check_regular
 
 MAPPED = re.compile(r"metrics/segment-\d+\.h5")
@@ -35,7 +35,6 @@ DEEPEST = 5
 """Names on the way to a dataset, at most."""
 _known: set[tuple[str, int, int, int]] = set()  # files, as they are, that keep to themselves
 told: set[str] = set()
-_log = logging.getLogger(__name__)
 
 
 def tell(line: str, again: bool = False) -> None:
@@ -43,7 +42,7 @@ def tell(line: str, again: bool = False) -> None:
     line = cut(line, LINE)
     if again or line not in told:
         told.add(line)
-        _log.warning("hpcfl: %s", line)
+        say(line)
 
 
 def check_folder(run_dir: Path) -> None:

@@ -114,7 +114,7 @@ def split(parts: dict[str, list[int]], settings: str, *words: str) -> Case:
         with h5py.File(here / "split.h5", "w") as file:
             file.update({f"clients/{name}": part for name, part in parts.items()})
 
-    typed = "run fedavg-digits --set clients=2 --set data.partition=file --set data.partition_file=split.h5"
+    typed = "run wait-digits --set clients=2 --set data.partition=file --set data.partition_file=split.h5"
     return Case(f"{typed} {settings} --data-dir {{here}} --out {{here}}/out", words, prepare)
 
 
@@ -443,7 +443,7 @@ CASES = {
     "split-of-2-clients": split({"0/train": [1], "1/train": [2]}, "--set clients=3", "expected 2", "did you mean 2"),
     "hdf5-scale": own(nothing, "data.scale=units", "data.scale", "'unit'", "'units'"),
     "hdf5-is-text": Case(
-        "run fedavg-digits --set data.name=hdf5 --set data.file=own.h5 --data-dir {here} --out {here}/out",
+        "run wait-digits --set data.name=hdf5 --set data.file=own.h5 --data-dir {here} --out {here}/out",
         ("own.h5", "HDF5"),
         lambda here: (here / "own.h5").write_text("no"),
     ),

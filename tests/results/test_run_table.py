@@ -131,7 +131,7 @@ def test_a_run_of_a_sweep_that_has_lost_its_table_is_told_of(
         caplog.clear()
         monkeypatch.setattr(inside, "told", set())
         assert main([*words, str(tmp_path / "sweep")]) == 0
-        assert caplog.messages == [f"hpcfl: '{lost}' lacks run.h5: left out"]
+        assert caplog.messages == [f"'{lost}' lacks run.h5: left out"]
     assert (tmp_path / "it.png").exists()
     capsys.readouterr()
     for words in (["show"], ["plot", "-o", str(tmp_path / "it.png")]):

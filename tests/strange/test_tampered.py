@@ -434,7 +434,8 @@ def test_of_a_tampered_run_one_line_is_said(name: str, place: Path, played: Path
         assert code in (0, 1, 2), words
         lines = err.splitlines()
         assert all(line.startswith("hpcfl: ") and line.isprintable() for line in lines), lines
-        assert code == 0 or words[0] == "verify" or len(lines) == 1, lines
+        refused = [line for line in lines if line.removeprefix("hpcfl: ") not in inside.told]
+        assert code == 0 or words[0] == "verify" or len(refused) == 1, lines
         said.extend([*lines, *out.splitlines()])
         return str(out)
 
@@ -541,6 +542,6 @@ def test_no_more_is_deleted_than_a_manifest_lists(tmp_path: Path, caplog: Any) -
     assert sorted(path.name for path in left.rglob("*")) == ["notes.txt", "old", "server.h5"]
     assert sorted(path.name for path in left.parent.iterdir()) == [left.name, "round-000004"]
     (line,) = [line for line in caplog.messages if "did not list" in line]
-    assert line.startswith(f"hpcfl: '{left}' holds what the manifest of round-000002 did not list")
+    assert line.startswith(f"'{left}' holds what the manifest of round-000002 did not list")
     assert hpcfl.open_run(run).sizes["round"] == 4
     assert main(["verify", str(run)]) == 0
