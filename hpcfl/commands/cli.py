@@ -461,6 +461,41 @@ def data(get: str | None, name: str | None, data_dir: Path | None) -> None:
         sys.exit(RunError.code)
 
 
+@cli.group()
+def speeds() -> None:
+    """Find the law that measured seconds follow, or show what a config's speeds come to."""
+
+
+@speeds.command()
+@click.argument("file", type=PATH)
+@click.option("--column", metavar="NAME", help="Column of the seconds; of other units by its end: _ms, _us, _min, _h.")
+@click.option("--by", multiple=True, metavar="NAME", help="Column that says whose a row is (default: client).")
+@_flag("--json", "as_json", "One JSON object alone.")
+def fit(file: Path, column: str | None, by: tuple[str, ...], as_json: bool) -> None:
+    """Compare laws of the seconds in a CSV FILE; print a section [speed] to paste, and one JSON object last.
+
+    Rows of one client are in the order of time: from them follows how long it stays slow.
+    """
+    module = contributed("speeds")
+    found = module.fit(file, column, by)
+    if not as_json:
+        table, *lines = module.told(found)
+        print_table(table)
+        _echo(lines)
+    _echo([json.dumps(found)])
+
+
+@speeds.command("show")
+@CONFIG
+@DATA_DIR
+def show_speeds(config: str, data_dir: Path | None, **keys: Any) -> None:
+    """Print how long CONFIG's visits take over 200 rounds: quantiles, the first n, who misses the deadline."""
+    from hpcfl.config import load
+
+    for table in contributed("speeds").shown(load(config, **keys, tell=True, data_dir=data_dir)):
+        print_table(table)
+
+
 @cli.command("list")
 @click.argument("name", default="")
 @_flag("--markdown", "as_page", "The page of all keys, as in docs/reference/keys.md.")

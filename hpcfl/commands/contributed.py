@@ -12,6 +12,7 @@ CONTRIBUTED = {
     "optimum": "hpcfl.contrib.theory.optimum:of",
     "network": "hpcfl.contrib.network.measure:facts",
     "prediction": "hpcfl.contrib.network.predict:facts",
+    "speeds": "hpcfl.contrib.speeds",
     "other ranks": "hpcfl.contrib.network.predict:Like.of",
 }
 """By name, what yields facts about a job, a config or these ranks, or what such facts are told of."""

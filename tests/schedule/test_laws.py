@@ -1,0 +1,149 @@
+"""Visit times by laws: moments, quantiles, first arrivals and autocorrelation, against scipy and closed forms."""
+
+from __future__ import annotations
+
+from math import exp, gamma, inf, log, sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+from scipy.optimize import brentq
+
+import hpcfl
+from hpcfl.commands.cli import main
+from hpcfl.schedule.plan import Attempt
+from hpcfl.schedule.speeds import speed_class
+from hpcfl.schedule.speeds.laws import Law, normals
+
+SPREADS = 0.2, 0.78, 1.0
+
+
+def law(name: str, **keys: Any) -> Law:
+    made = speed_class(name).from_table({"model": name, **keys}, "speed")
+    assert isinstance(made, Law)
+    return made
+
+
+def frozen(name: str, spread: float) -> Any:
+    """The law of mean 1 as scipy has it."""
+    if name == "lognormal":
+        return stats.lognorm(spread, scale=exp(-(spread**2) / 2))
+    if name == "gamma":
+        return stats.gamma(spread**-2, scale=spread**2)
+    if name == "pareto":
+        index = 1 + sqrt(1 + spread**-2)
+        return stats.pareto(index, scale=(index - 1) / index)
+    if name == "shifted-exponential":
+        return stats.expon(1 - spread, spread)
+    shape = brentq(lambda k: gamma(1 + 2 / k) / gamma(1 + 1 / k) ** 2 - 1 - spread**2, 0.3, 50)
+    return stats.weibull_min(shape, scale=1 / gamma(1 + 1 / shape))
+
+
+NAMES = "lognormal", "gamma", "weibull", "pareto", "shifted-exponential"
+
+
+def attempt(round: int = 0, number: int = 0, clients: int = 5, **more: Any) -> Attempt:
+    return Attempt(3, clients, np.array([1.0, 0.5]), round, number, np.arange(clients), **more)
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("name", NAMES)
+def test_quantiles_and_chances_are_those_of_scipy(name: str, spread: float) -> None:
+    survival, known = np.array([0.999, 0.7, 0.5, 0.1, 1e-6]), frozen(name, spread)
+    factors = law(name).factor(survival, spread)
+    np.testing.assert_allclose(factors, known.isf(survival), rtol=1e-9)
+    np.testing.assert_allclose(law(name).chance(factors, spread), 1 - survival, rtol=1e-9)
+    assert known.mean() == pytest.approx(1, rel=1e-9)
+    if name == "lognormal":
+        assert np.log(factors).mean() == pytest.approx(np.log(known.isf(survival)).mean())
+    else:
+        assert known.std() == pytest.approx(spread, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_drawn_visits_have_the_laws_moments(name: str) -> None:
+    drawn = law(name, mean=2.0, within=0.4).seconds(attempt(clients=200_000))
+    assert stats.kstest(drawn / 2, frozen(name, 0.4).cdf).pvalue > 0.01
+    between = law(name, mean=2.0, between=0.4)
+    assert stats.kstest(between.paces(3, 200_000) / 2, frozen(name, 0.4).cdf).pvalue > 0.01
+    np.testing.assert_array_equal(between.seconds(attempt(round=4)), between.paces(3, 5))
+
+
+def test_first_arrivals_are_those_of_the_closed_form() -> None:
+    """Of n visits, exponential with the mean m: m · Σ 1/(n − k)."""
+    found = law("gamma", mean=2.0, within=1.0).order(3, 50, np.arange(50), 10)
+    exact = 2.0 * np.cumsum(1 / np.arange(10, 0, -1))
+    np.testing.assert_allclose(found, exact, rtol=0.06)  # 1,000 draws
+
+
+def test_persistence_is_the_autocorrelation_of_log_time() -> None:
+    """To the accuracy of 400 clients of 500 rounds: 4 standard errors."""
+    speed = law("lognormal", within=0.5, between=0.3, persistence=0.7)
+    logs = np.log([speed.seconds(attempt(place, clients=400)) for place in range(500)])
+    logs -= np.log(speed.paces(3, 400)) - 0.5**2 / 2
+    for lag in (1, 2, 5):
+        assert (logs[lag:] * logs[:-lag]).mean() / 0.25 == pytest.approx(0.7**lag, abs=0.02)
+    assert logs.std() == pytest.approx(0.5, rel=0.02)
+    pareto = law("pareto", within=0.5, persistence=0.7)
+    paretos = np.concatenate([pareto.seconds(attempt(place, clients=400)) for place in range(0, 500, 50)])
+    assert stats.kstest(paretos, frozen("pareto", 0.5).cdf).pvalue > 0.01
+
+
+def test_a_round_is_the_same_whatever_was_asked_for_before() -> None:
+    whole = [normals(1, 4, 0.6, place, 0) for place in range(9)]
+    for place in (8, 3, 3, 5, 4):
+        np.testing.assert_array_equal(normals(1, 4, 0.6, place, 0), whole[place])
+    again = normals(1, 4, 0.6, 5, 2)
+    assert (again != whole[5]).all()
+    np.testing.assert_array_equal(normals(1, 4, 0.6, 6, 0), whole[6])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_chances_to_arrive_are_the_laws_given_the_clients_mean(name: str) -> None:
+    speed = law(name, mean=1.5, between=0.3, within=0.4, persistence=0.5)
+    each = attempt(closes_after=1.2)
+    expected = frozen(name, 0.4).cdf(1.2 / np.outer(speed.paces(3, 5), [1.0, 0.5]))
+    np.testing.assert_allclose(speed.arrival(each), expected, rtol=1e-9, atol=1e-12)
+    assert (law(name, mean=1.5).arrival(each) == [0, 1]).all()
+    assert (speed.arrival(attempt(closes_after=inf)) == 1).all()
+
+
+def test_numbers_from_fast_to_slow() -> None:
+    paces = law("lognormal", between=0.8, sorted=True).paces(3, 50)
+    assert (np.diff(paces) > 0).all()
+    assert np.log(paces).std() == pytest.approx(0.8, rel=0.2)
+    assert log(paces.mean()) == pytest.approx(0, abs=0.3)
+
+
+KEYS = {"speed": {"model": "lognormal", "within": 0.5, "between": 0.4, "persistence": 0.8}, "rounds": 6, "clients": 5}
+
+
+def test_a_resumed_run_draws_what_one_without_a_break_draws(tmp_path: Path) -> None:
+    close = {"participation.close": "first", "participation.first": 3, "checkpoint.every": 2}
+    whole = hpcfl.run("wait-digits", settings={**KEYS, **close}, out=tmp_path / "whole")
+    hpcfl.run("wait-digits", settings={**KEYS, **close}, out=tmp_path / "half", on_round=lambda row: row["round"] == 2)
+    half = hpcfl.resume(tmp_path / "half")
+    for name in ("visit_seconds", "sim_seconds", "arrived", "loss"):
+        np.testing.assert_array_equal(whole.data[name], half.data[name])
+    logs = np.log(whole.data["visit_seconds"].values)
+    assert np.isfinite(logs).all()
+    assert len({*logs.ravel()}) == logs.size
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (["speed.model=lognormal", "speed.within=-1"], "speed.within"),
+        (["speed.model=gamma", "speed.within=0.1", "speed.persistence=1"], "speed.persistence"),
+        (["speed.model=gamma", "speed.persistence=0.5"], "speed.persistence: expected 0 with speed.within = 0"),
+        (["speed.model=shifted-exponential", "speed.within=1.5"], "speed.within"),
+        (["speed.model=lognormal", "speed.mean=0"], "speed.mean"),
+        (["speed.model=log-normal"], "did you mean 'lognormal'?"),
+    ],
+)
+def test_what_no_law_can_have_is_refused(keys: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "wait-digits", *(word for key in keys for word in ("--set", key))]) == 2
+    (line,) = capsys.readouterr().err.splitlines()[-1:]
+    assert said in line
