@@ -219,7 +219,7 @@ def own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_preset_and_an_overlay_are_what_stands_in_their_files() -> None:
     assert catalogue.lines("salf-digits") == presets()["salf-digits"].read_text(encoding="utf-8").splitlines()
     assert catalogue.lines("wait") == overlays()["wait"].read_text(encoding="utf-8").splitlines()
-    assert catalogue.lines("fedavg-digits")[1:] == ["base = 'salf-digits'", "with = ['wait']"]
+    assert catalogue.lines("wait-digits")[1:] == ["base = 'salf-digits'", "with = ['wait']"]
 
 
 def test_a_class_of_ones_own_is_listed(own: str) -> None:
