@@ -65,7 +65,7 @@ def test_run_again_with_another_config_is_refused(capsys: pytest.CaptureFixture[
     before = shown(capsys, "one")
     other = ["run", "fedavg-digits", *FEW, "--set", "algorithm.lr=0.3", "--set", "seed=9", "--out", "one", "--resume"]
     assert main(other) == 2
-    line = "hpcfl: 'one' holds a run with algorithm.lr = 0.2, expected 0.3; choose another --out\n"
+    line = "hpcfl: 'one' holds a run with algorithm.lr = 0.1, expected 0.3; choose another --out\n"
     assert capsys.readouterr().err == line
     assert main(["run", "fedavg-digits", *FEW, "--set", "oracle.phi=7", "--out", "one", "--resume"]) == 2
     assert "holds a run with oracle.phi = None, expected 7.0;" in capsys.readouterr().err

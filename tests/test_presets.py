@@ -301,9 +301,9 @@ def test_a_base_may_have_a_base_and_be_a_preset(tmp_path: Path) -> None:
 
 
 def test_a_base_may_be_a_preset_with_overlays(tmp_path: Path) -> None:
-    write(tmp_path, one="base = 'fedavg-digits'\nrounds = 4\n[participation]\nclose = 'deadline'")
+    write(tmp_path, one="base = 'wait-digits'\nrounds = 4\n[participation]\nclose = 'deadline'")
     found = read(str(tmp_path / "one.toml"))
-    assert found == {**read("fedavg-digits"), "rounds": 4, "participation": {"close": "deadline"}}
+    assert found == {**read("wait-digits"), "rounds": 4, "participation": {"close": "deadline"}}
     assert found["algorithm"] == {"name": "fedavg", "lr": 0.2, "batch": 64, "epochs": 0, "steps": 1}
 
 

@@ -220,7 +220,7 @@ def test_other_metrics_are_told_shown_and_drawn(tmp_path: Path, capsys: pytest.C
     assert main(["show", str(tmp_path / "run")]) == 0
     assert f"{mean:.4f}" in capsys.readouterr().out
     picture = tmp_path / "a.png"
-    assert main(["plot", str(tmp_path / "run"), "-o", str(picture), "--metric", "concordance"]) == 0
+    assert main(["plot", str(tmp_path / "run"), "-o", str(picture), "--y", "concordance"]) == 0
     assert picture.stat().st_size > 0
     capsys.readouterr()
     assert main(["plot", str(tmp_path / "run"), "-o", str(picture)]) == 2
