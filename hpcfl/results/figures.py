@@ -112,6 +112,11 @@ def figure(
     if "y" in OPTIONS[kind]:
         by_round = {str(name) for each in data.values() for name in each if each[name].dims == ("round",)}
         there = {name for name in by_round if any(has_any(each, name) for each in data.values())}
+        if y is None and there and metric not in there:
+            measured = listed(
+                sorted(there & {name for each in data.values() for name in run_table.recorded_metrics(each)})
+            )
+            raise UsageError(f"y: the runs recorded no '{metric}': expected one of {measured}")
         _choose("y", metric, there or {metric})
         known = [run for run in found if has_any(data[run.folder], metric)]
     for run in found:

@@ -224,7 +224,7 @@ def test_other_metrics_are_told_shown_and_drawn(tmp_path: Path, capsys: pytest.C
     assert picture.stat().st_size > 0
     capsys.readouterr()
     assert main(["plot", str(tmp_path / "run"), "-o", str(picture)]) == 2
-    said = "--metric: the runs recorded no 'accuracy': expected one of concordance, test_loss"
+    said = "y: the runs recorded no 'accuracy': expected one of concordance, test_loss"
     assert said in capsys.readouterr().err
 
 
