@@ -255,7 +255,7 @@ def test_another_configs_run_is_not_taken_for_this_one(stub: list[str], capsys: 
     assert swept("--seeds", "6-7") == 2
     assert capsys.readouterr().err == (
         "hpcfl: run 1 (fedavg-digits_seed=7): 's/fedavg-digits_seed=7' holds a run with algorithm.lr = 0.5, "
-        "expected 0.2; choose another --out\n"
+        "expected 0.1; choose another --out\n"
     )
     assert swept("--seeds", "7", "--set", "algorithm.lr=0.5", "--list") == 0
 
