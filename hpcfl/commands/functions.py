@@ -237,7 +237,7 @@ def sweep(
     sets = [f"{key}={json.dumps(value)}" for key, value in (settings or {}).items()]
     grids = [f"{key}={','.join(map(json.dumps, values))}" for key, values in (grid or {}).items()]
     numbers = range(1, seeds + 1) if isinstance(seeds, int) else seeds
-    listed = ",".join(map(str, numbers)) or None
+    all_seeds = ",".join(map(str, numbers)) or None
     place = None if data_dir is None else Path(data_dir)
     with keeping(folder):
         keys, modules = dict[str, Any](), dict[str, str]()
@@ -247,14 +247,14 @@ def sweep(
         configs = [_kept(folder, each, keys) if objects or isinstance(each, Mapping) else str(each) for each in several]
         for name, source in modules.items():
             write_text(folder / f"{name}.py", source)
-        known = sweeps.runs(configs, folder, sets, grids, listed, place, [[str(each)] for each in overlays])
+        known = sweeps.runs(configs, folder, sets, grids, all_seeds, place, [[str(each)] for each in overlays])
         sweeps.check(known, place)
     slurm = re.fullmatch(r"slurm(?: -n (\d+))?", launcher)
     pack, launcher = (slurm[1] or "1", "") if slurm else ("", launcher)
     words = [*configs, "--out", str(folder)]
     for option, values in (("--set", sets), ("--grid", grids), ("--with", overlays)):
         words += [word for value in values for word in (option, str(value))]
-    once = {"seeds": listed, "jobs": jobs, "launcher": launcher, "pack": pack, "data-dir": place}
+    once = {"seeds": all_seeds, "jobs": jobs, "launcher": launcher, "pack": pack, "data-dir": place}
     words += [word for option, value in once.items() if value for word in (f"--{option}", str(value))]
     process = subprocess.Popen(
         [*sweeps.PROGRAM, "sweep", *words],

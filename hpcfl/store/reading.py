@@ -100,17 +100,23 @@ def open_run(path: Path | str, *, chunks: Any = None) -> xarray.Dataset:
     variables |= {fact.name: (CLIENT, fact.values, {"long_name": fact.long_name}) for fact in facts}
     for name in variables.keys() & table.LABELS.keys():
         variables[name] = (*variables[name], {"long_name": table.LABELS[name]})
-    dataset = xarray.Dataset(variables, attrs=_about(run_dir))
-    lost = [np.intersect1d(part.lost, part.rounds[:n]) for part, n in counted]
-    if any(map(len, lost)):
-        dataset.attrs["lost"] = np.concatenate(lost)
+    return _finished(xarray.Dataset(variables), run_dir, lost_rounds(counted))
+
+
+def _finished(dataset: xarray.Dataset, run_dir: Path, lost: Array) -> xarray.Dataset:
+    """Return a run's rows with what `open_run` says beside them."""
+    attributes = {name: value for name, value in run_attributes(run_dir).items() if name not in INTERNAL}
+    status = read_status(run_dir)
+    dataset.attrs = {**attributes, "status": status.state, "reason": status.reason}
+    if len(lost):
+        dataset.attrs["lost"] = lost
     return dataset.set_coords([name for name in (*table.AXES, table.NAMES) if name in dataset])
 
 
-def _about(run_dir: Path) -> dict[str, Any]:
-    attributes = {name: value for name, value in run_attributes(run_dir).items() if name not in INTERNAL}
-    status = read_status(run_dir)
-    return {**attributes, "status": status.state, "reason": status.reason}
+def lost_rounds(counted: Sequence[tuple[Part, int]]) -> Array:
+    """The rounds that count and are lost."""
+    each = (np.intersect1d(part.lost, part.rounds[:n]) for part, n in counted)
+    return np.concatenate([np.empty(0, np.int64), *each])
 
 
 def _lazily(run_dir: Path, chunks: Any) -> xarray.Dataset:
@@ -121,9 +127,7 @@ def _lazily(run_dir: Path, chunks: Any) -> xarray.Dataset:
     segment_paths(run_dir)  # that none is missing
     plain: Any = {"decode_cf": False, "engine": "h5netcdf", "chunks": chunks}
     dataset = xarray.open_dataset(run_dir / "run.h5", **plain)
-    lost = dataset.attrs.get("lost")
-    dataset.attrs = _about(run_dir) | ({"lost": _unpacked(json.loads(lost))} if lost else {})
-    return dataset.set_coords([name for name in (*table.AXES, table.NAMES) if name in dataset])
+    return _finished(dataset, run_dir, _unpacked(json.loads(dataset.attrs.get("lost", "[]"))))
 
 
 def size(columns: Sequence[Column], coords: Mapping[str, Array], rows: int) -> int:

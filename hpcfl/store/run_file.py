@@ -144,8 +144,8 @@ def _write(run_dir: Path, attributes: Mapping[str, str], facts: Sequence[Fact], 
         add_scales(file, {"round": rounds, **coords})
         rows_too = len(sealed) == len(parts) > 0 and reading.size(columns, coords, len(rounds)) < MOST_ROWS
         file.attrs["rows"] = reading.HERE if rows_too else reading.BESIDE
-        if any(map(len, lost := [np.intersect1d(part.lost, part.rounds[:n]) for part, n in counted])):
-            file.attrs["lost"] = json.dumps(reading.packed(np.concatenate(lost)))
+        if len(lost := reading.lost_rounds(counted)):
+            file.attrs["lost"] = json.dumps(reading.packed(lost))
         if rows_too:
             counted = [(read_part(part.path, with_data=True), n) for part, n in counted]
         for column in columns:

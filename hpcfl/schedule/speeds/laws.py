@@ -9,6 +9,7 @@ log-normal law, log W is itself that process. Chances are over all rounds, not g
 from __future__ import annotations
 
 from abc import abstractmethod
+from functools import cache
 from math import exp, sqrt
 from typing import Literal
 
@@ -166,6 +167,7 @@ class ShiftedExponential(Law):
         return -np.expm1(-np.maximum(0.0, factor - 1 + spread) / spread)
 
 
+@cache
 def weibull_of(spread: float) -> tuple[float, float]:
     """Return shape and scale of the Weibull law of mean 1 with this standard deviation."""
 
