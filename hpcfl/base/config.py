@@ -59,13 +59,15 @@ def checked(make: Callable[[], C], cls: type[C], where: str) -> C:
         raise UsageError(unknown(cls, str(first["loc"][-1]), where))
     if first["type"] == "missing":
         raise UsageError(f"{key}: missing")
-    message = first["msg"].replace("Input should be", "expected").replace(" a valid ", " ").lower()
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] != "value_error":
+        message = message.replace("Input should be", "expected").replace(" a valid ", " ").lower()
     choice = context.get("expected", "")
     choices = choice.replace("'", "").replace(" or ", ", ").split(", ")
     hint = did_you_mean(value, choices) if isinstance(value, str) and choice else ""
     bounds = [context[side] for side in ("ge", "le") if side in context]
     nearest = f"; did you mean {toml(bounds[0])}?" if bounds else hint if "did you" in hint else ""
-    raise UsageError(f"{key}: {message.removeprefix('value error, ')}, got {cut(repr(value), VALUE)}{nearest}")
+    raise UsageError(f"{key}: {message}, got {cut(repr(value), VALUE)}{nearest}")
 
 
 def worded(expected: str) -> WrapValidator:

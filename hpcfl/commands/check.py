@@ -170,7 +170,7 @@ def _sent(job: Job, ranks: int) -> Facts:
     share, phi = int(job.layers.numbers.sum()) / count, config.oracle.phi
     recorded = "" if config.oracle.record else "; not recorded, oracle.record being false"
     yield "oracle", f"p = {count}, φ = {phi:g}; {share:.4g} vectors of p numbers per whole visit{recorded}"
-    timed = config.clock == "simulated" or config.speed.known(config.clock)
+    timed = config.clock == "simulated" or config.times_known
     if timed and (found := contributed("oracle complexity")(job, _planned(job, min(PREVIEW, config.rounds), ranks))):
         yield "", found
 

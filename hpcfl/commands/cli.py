@@ -492,7 +492,7 @@ def show_speeds(config: str, data_dir: Path | None, **keys: Any) -> None:
     """Print how long CONFIG's visits take over 200 rounds: quantiles, the first n, who misses the deadline."""
     from hpcfl.config import load
 
-    for table in contributed("speeds").shown(load(config, **keys, tell=True, data_dir=data_dir)):
+    for table in contributed("speeds").shown(load(config, **keys, tell=True, data_dir=data_dir), data_dir):
         print_table(table)
 
 

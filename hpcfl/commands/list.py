@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from pydantic.fields import FieldInfo
 
@@ -223,7 +223,7 @@ def _part(section: str, choice: str, cls: type[ConfigBase]) -> Part:
 
 def _picks(key: str, field: FieldInfo) -> bool:
     """Return whether a key is the one whose value picks the class that has it."""
-    return key in ("name", "model") and isinstance(field.default, str)
+    return key in ("name", "model") and isinstance(field.default, str) and len(get_args(field.annotation)) < 2
 
 
 def _values(schema: Mapping[str, Any]) -> list[str]:

@@ -44,8 +44,10 @@ from hpcfl.models.modules import tracing
 from hpcfl.mpi.devices import Device
 from hpcfl.mpi.placement import FAN_OUT, TWO_LEVEL, Topology, check_single
 from hpcfl.schedule import planner
+from hpcfl.schedule.batch_queue import BatchQueue
 from hpcfl.schedule.cadence import Checkpoints, Evaluate, Target
 from hpcfl.schedule.doubling import Doubling
+from hpcfl.schedule.link import UNLIMITED, Link
 from hpcfl.schedule.oracle import Oracle
 from hpcfl.schedule.participation import Participation, Staleness
 from hpcfl.schedule.speeds import Speed
@@ -143,6 +145,8 @@ class Config(ConfigBase):
     task: TaskConfig = TaskConfig()
     speed: SerializeAsAny[Speed]
     """How long each client's visit takes. A section left out is ``model = "none"``."""
+    queue: BatchQueue = BatchQueue()
+    link: Link = Link()
     data: SerializeAsAny[Source]
     """Where samples come from, and how clients share them."""
     model: SerializeAsAny[Model]
@@ -166,7 +170,7 @@ class Config(ConfigBase):
     @property
     def ends_together(self) -> bool:
         """Whether nothing depends on when which visit of a round ends."""
-        return self.participation.close == "all" and not self.speed.slows and not self._unbatched
+        return self.participation.close == "all" and not (self.speed.slows or self.adds_times) and not self._unbatched
 
     @property
     def _unbatched(self) -> str:
@@ -248,7 +252,8 @@ class Config(ConfigBase):
         self.server.check(self.algorithm, self.doubling, self.model)
         parts = self.participation, self.doubling, self.speed, self.algorithm
         planner.check(*parts, self.rounds, self.clients, self.clock)
-        how = self.rules, self.speed.known(self.clock)
+        self._check_visit_times()
+        how = self.rules, self.times_known
         kept_by = f"algorithm.name = '{self.algorithm.name}'" if self.algorithm.keeps_sent else ""
         if self.weighting.correct == "remembered":
             kept_by = "weighting.correct = 'remembered'"
@@ -260,6 +265,39 @@ class Config(ConfigBase):
         self.algorithm.check(*how)
         self.weighting.check(self.algorithm, *how)
         self._check_effect()
+
+    def _check_visit_times(self) -> None:
+        """Raise UsageError where what visits take beside computing does not go with the other sections."""
+        self.queue.check(self.participation, self.rounds, self.clients)
+        self.link.check(self.clients)
+        if not self.adds_times:
+            return
+        model, rules = f"speed.model = '{self.speed.model}'", self.participation
+        for there, what in (
+            (self.link != Link(), "[link]"),
+            (self.queue.model != "none", f"queue.model = '{self.queue.model}'"),
+            (self.speed.per == "step", "speed.per = 'step'"),
+            (self.speed.scale != 1, f"speed.scale = {self.speed.scale:g}"),
+        ):
+            if there and self.speed.replays:
+                raise UsageError(f"{what}: {model} replays seconds that a run has recorded: remove it")
+            if there and self.speed.needs_end:
+                raise UsageError(f"{what}: the times of {model} follow from the deadline; did you mean 'lognormal'?")
+        if self.link.server != UNLIMITED and (rules.by_arrivals or rules.by_steps):
+            key, other = ("close", "arrivals") if rules.by_arrivals else ("partial", "steps")
+            why = "shares are known where the uploads of a round begin and end in it, whole or layer by layer"
+            raise UsageError(f"link.server: {why}: expected another participation.{key} than '{other}'")
+
+    @property
+    def adds_times(self) -> bool:
+        """Whether visits take other seconds than ``[speed]`` alone says."""
+        speed = self.speed
+        return self.link != Link() or self.queue.model != "none" or speed.per == "step" or speed.scale != 1
+
+    @property
+    def times_known(self) -> bool:
+        """Whether the chances to arrive in time are known before a round."""
+        return self.speed.known(self.clock) and self.link.server == UNLIMITED
 
     def _check_effect(self) -> None:
         """Raise UsageError where a key would have no effect by what the method does."""

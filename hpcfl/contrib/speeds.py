@@ -16,6 +16,7 @@ from scipy import stats
 from hpcfl.base.errors import UsageError, did_you_mean, toml
 from hpcfl.base.types import Floats
 from hpcfl.config import Config
+from hpcfl.engine.job import Job
 from hpcfl.schedule.plan import Attempt
 
 UNITS = {"_ms": 1e-3, "_us": 1e-6, "_min": 60.0, "_h": 3600.0}
@@ -220,11 +221,13 @@ ROUNDS, SHOWN = 200, 10
 QUANTILES = 0.05, 0.25, 0.5, 0.75, 0.95
 
 
-def shown(config: Config) -> list[Any]:
-    """Return tables of what a config's speeds come to over so many rounds with everybody invited."""
+def shown(config: Config, data_dir: Path | None) -> list[Any]:
+    """Return tables of what a config's visits take over so many rounds with everybody invited."""
     everybody, ends = np.arange(config.clients), config.participation.deadline
     each = (Attempt(config.seed, config.clients, np.ones(1), place, 0, everybody) for place in range(ROUNDS))
-    seconds = np.stack([config.speed.seconds(attempt) for attempt in each])
+    # steps and bytes are known once the model is
+    times = Job.of(config, data_dir, 1).planner.times if config.adds_times else config.speed
+    seconds = np.stack([times.seconds(attempt) for attempt in each])
     law = Table("seconds of a visit", *(f"{quantile:.0%}" for quantile in QUANTILES), "mean")
     law.add_row("all", *(f"{value:.4g}" for value in (*np.quantile(seconds, QUANTILES), seconds.mean())))
     first, ranked = Table("first n visits", "seconds, mean over rounds"), np.sort(seconds, 1).mean(0)

@@ -27,7 +27,7 @@ from hpcfl.engine.uneven import drained
 from hpcfl.learning.batches import RoundClosed, Training, Visits
 from hpcfl.mpi.placement import Chunk, Turn
 from hpcfl.mpi.transport import Personal
-from hpcfl.schedule.plan import Attempt, Plan
+from hpcfl.schedule.plan import Attempt, Plan, Timeline
 from hpcfl.sums.frames import StagedFrame, Staging, VisitFormats
 
 DEPTH_BITS = 16
@@ -163,7 +163,7 @@ class Executor:
         """
         start, self._attempt = time.monotonic(), acknowledgment(attempt.round, attempt.number)
         leaves = (start if begun is None else begun) + attempt.closes_after - self.spare(attempt.closes_after)
-        plan, seconds = self._planned(attempt)
+        plan, drawn = self._planned(attempt)
         state = self.placed(shared)
         for number, turn in enumerate(turns):
             if over.is_set():
@@ -174,8 +174,7 @@ class Executor:
                     put(self.staging.nothing(group))
                 continue
             rows = [np.searchsorted(attempt.cohort, clients) for clients in turn]
-            slowest = float(seconds[np.concatenate(rows)].max())  # they are side by side
-            pace = Pace(self.job, slowest, over, start)
+            pace = Pace(self.job, drawn.of(np.concatenate(rows)), over, start)  # they are side by side
             given = formats.of(turn), local_rank, self.staging, pace, put
             with blaming(lambda: f" in round {attempt.round}"), suppress(RoundClosed):
                 if self.job.planner.whole:
@@ -188,19 +187,19 @@ class Executor:
                     self._by_layers(state, visits, layers)
             start = time.monotonic()
 
-    def _planned(self, attempt: Attempt) -> tuple[Plan, Floats]:
-        """Return what is known beforehand, and the seconds that visits shall take.
+    def _planned(self, attempt: Attempt) -> tuple[Plan, Timeline]:
+        """Return what is known beforehand, and when visits shall do what.
 
         Where arrivals end rounds the attempt is a visit, and has its number; the seconds are drawn for all there, as in
         simulated time.
         """
-        planner, speed = self.job.planner, self.job.config.speed
+        planner = self.job.planner
         plan = planner.plan(attempt)
         if not planner.participation.by_arrivals:
-            return plan, speed.enforced(attempt)
-        seconds = speed.enforced(replace(attempt, cohort=planner.members))
+            return plan, planner.times.timeline(attempt)
+        drawn = planner.times.timeline(replace(attempt, cohort=planner.members))
         plan = replace(plan, arrival=np.full_like(plan.arrival, np.nan), number=attempt.number)
-        return plan, seconds[np.searchsorted(planner.members, attempt.cohort)]
+        return plan, drawn.of(np.searchsorted(planner.members, attempt.cohort))
 
     def _whole(self, shared: State, chunks: Iterable[Visits], sender: WholeSender) -> None:
         self.job.task.oracle_calls[:] = 0
@@ -233,11 +232,13 @@ class Executor:
         if visits.steps is None or leaves == inf:
             return visits
         every, under_way, pace = self.job.planner.participation.snapshot, self.under_way, sender.pace
+        leaves -= pace.sends
         training = Training() if every else None
+        nothing = Timeline.computing(np.zeros(1), self.job.planner.work_fractions)
 
         def keep(taken: int) -> None:
             frames: list[StagedFrame] = []
-            at_once = Pace(self.job, 0.0, pace.over, pace.start)
+            at_once = Pace(self.job, nothing, pace.over, pace.start)
             other = WholeSender(sender.formats, sender.local_rank, self.staging, at_once, frames.append)
             state = self._stopped(shared, replace(timed, steps=np.array([taken])), other)
             if under_way is not None and len(frames) == len(sender.formats):

@@ -33,7 +33,8 @@ from hpcfl.mpi.transport import Personal
 from hpcfl.schedule.doubling import Stage
 from hpcfl.schedule.plan import Plan
 from hpcfl.schedule.planner import Flights, Planner
-from hpcfl.sums.guard import Norms, RunGuard, Watch
+from hpcfl.schedule.visit_times import VisitTimes
+from hpcfl.sums.guard import METRIC, Norms, RunGuard, Watch
 from hpcfl.sums.message import Arrived, Layers
 
 FILLING_BYTES = 2**28  # of models, and of a step's samples: from there on a large GPU's memory is busy
@@ -211,7 +212,35 @@ class Job:
         done: Floats = np.cumsum(costs[::-1])[::-1] / costs.sum()  # of a visit's work, when layer l is ready
         done = (before + done) / (before + 1) if before else done
         rules = config.participation, config.speed, self.algorithm
-        return Planner(*rules, sizes, done, config.seed, config.clock, config.doubling, config.staleness)
+        facts = *rules, sizes, done, config.seed, config.clock, config.doubling, config.staleness
+        return Planner(*facts, self._visit_times(sizes))
+
+    def _visit_times(self, sizes: Ints) -> VisitTimes | None:
+        """Return what says how long visits take where it is not the speed model alone."""
+        config, blocks = self.config, {name: block for group in self.layout for name, block in group.items()}
+        if not config.adds_times:
+            return None
+        kinds, parts = np.unique(self.parts, return_inverse=True)
+        up = np.zeros((len(kinds), len(self.layers.tensors)), dtype=np.int64)
+        whole = config.participation.whole(self.algorithm.layerwise)
+        for lowest, group in zip(self.layers.of_groups, self.layout):
+            for name, block in group.items():
+                if name != METRIC and not block.mask:  # as `message_bytes` counts
+                    sent = [block.sent(kind) * block.dtype.itemsize for kind in kinds.tolist()]
+                    up[:, 0 if whole else lowest - 1] += sent
+        state = self.task.start.given(self.border.begun(self.algorithm.init_server(self.task), "init_server"))
+        down = [
+            sum(
+                (blocks[name].sent(kind) if name in blocks else value.numel()) * value.element_size()
+                for name, value in state.items()
+            )
+            for kind in kinds.tolist()
+        ]
+        steps = np.ones(len(sizes), dtype=np.int64)
+        if config.speed.per == "step":
+            steps = np.array([max(1, self.algorithm.visit_steps(samples)[0]) for samples in sizes.tolist()])
+        given = config.speed, config.queue.times, config.link, config.seed
+        return VisitTimes(*given, steps, np.array(down)[parts], up[parts])
 
     @cached_property
     def warnings(self) -> dict[str, str]:

@@ -15,6 +15,7 @@ from hpcfl.base.device_copy import on_host
 from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.types import Ints
 from hpcfl.engine.job import Job
+from hpcfl.schedule.plan import Timeline
 from hpcfl.sums.exact import BinnedSum
 from hpcfl.sums.frames import REJECTED, SENT, FrameFormat, StagedFrame, Staging, zero_frames
 from hpcfl.sums.guard import NO_GROUP, lengths
@@ -25,32 +26,38 @@ Put = Callable[[StagedFrame], None]
 
 
 class Pace:
-    """Slows a visit, begun at `start`, down to the seconds that the speed model has drawn; 0: as fast as it goes."""
+    """Slows visits, begun at `start`, down to the slowest of what is drawn for them; 0: as fast as it goes."""
 
-    def __init__(self, job: Job, seconds: float, over: Event, start: float) -> None:
-        self.work_fractions = job.planner.work_fractions[job.layers.of_groups - 1]
+    def __init__(self, job: Job, drawn: Timeline, over: Event, start: float) -> None:
         self.busy = job.config.speed.enforce == "busy"
-        self.target, self.over, self.start = seconds, over, start
+        self.begins, self.computes, self.sends = (
+            float(each.max(initial=0.0)) for each in (drawn.begins, drawn.computes, drawn.sends)
+        )
+        self._arrives = start + drawn.arrives.max(0, initial=0.0)[job.layers.of_groups - 1]
+        self.over, self.start = over, start
 
     def seconds(self) -> float:
         return time.monotonic() - self.start
 
     def done_at(self, share: float) -> float:
         """Return when a share of the visit may be done at the earliest, in seconds of the monotonic clock."""
-        return self.start + share * self.target
+        return self.start + self.begins + share * self.computes
+
+    def stop(self) -> None:
+        """Let a visit that computes no more send what it has."""
+        self._arrives[:] = time.monotonic() + self.sends
 
     def wait(self, number: int) -> None:
-        """Return when group `number` may be ready, or when the round is over."""
-        self.until(float(self.work_fractions[number]))
+        """Return when group `number` may arrive, or when the round is over."""
+        self.until(float(self._arrives[number]))
 
-    def until(self, share: float) -> None:
-        """Return when a share of the visit may be done, or when the round is over."""
-        ready = self.done_at(share)
+    def until(self, then: float) -> None:
+        """Return at a second of the monotonic clock, or when the round is over."""
         if not self.busy:
-            self.over.wait(max(0.0, ready - time.monotonic()))
+            self.over.wait(max(0.0, then - time.monotonic()))
             return
         work = torch.ones(32, 32)
-        while time.monotonic() < ready and not self.over.is_set():
+        while time.monotonic() < then and not self.over.is_set():
             work = torch.mm(work, work).clamp_(max=1.0)
 
 
@@ -91,12 +98,12 @@ class StepClock:
             self.longest = max(self.longest, time.monotonic() - self.begun)
             if self.every and self.taken % self.every == 0 and self.taken >= self.least:
                 self.keep(self.taken)
-            self.pace.until(self.taken / self.whole)
+            self.pace.until(self.pace.done_at(self.taken / self.whole))
         self.begun = time.monotonic()
         done = max(self.begun + self.longest, self.pace.done_at((self.taken + 1) / self.whole))
         if self.taken >= self.least and done > self.leaves:
             self.steps[:], self.stopped = self.taken, True
-            self.pace.target = 0.0  # the rest of the visit takes no time
+            self.pace.stop()
             return False
         self.taken += 1
         return True

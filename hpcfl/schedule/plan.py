@@ -75,6 +75,36 @@ class Attempt:
         return min(self.closes_after, seconds + self.grace) if reached else self.closes_after
 
 
+@dataclass(frozen=True)
+class Timeline:
+    """When visits do what, in seconds since they are invited.
+
+    Attributes
+    ----------
+    begins, computes : float64 [n]
+        When each begins to compute, and how long it does.
+    sends : float64 [n]
+        How long what is sent at its end takes to arrive.
+    arrives : float64 [n, L]
+        When each layer has arrived.
+    """
+
+    begins: Floats
+    computes: Floats
+    sends: Floats
+    arrives: Floats
+
+    @classmethod
+    def computing(cls, seconds: Floats, work_fractions: Floats) -> Timeline:
+        """Return that of visits which do nothing but compute, float64 [n]."""
+        nothing = np.zeros(len(seconds))
+        return cls(nothing, seconds, nothing, np.outer(seconds, work_fractions))
+
+    def of(self, rows: Ints) -> Timeline:
+        """Return that of some visits."""
+        return Timeline(self.begins[rows], self.computes[rows], self.sends[rows], self.arrives[rows])
+
+
 class Fate(IntEnum):
     """What becomes of a visit."""
 

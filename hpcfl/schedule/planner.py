@@ -30,6 +30,7 @@ from hpcfl.schedule.doubling import Doubling, Stage, Theory, entered, stages, wa
 from hpcfl.schedule.participation import Participation, Staleness
 from hpcfl.schedule.plan import Arrivals, Attempt, Fate, Plan
 from hpcfl.schedule.speeds.base import CLOSE, Speed
+from hpcfl.schedule.visit_times import VisitTimes
 
 MOST_ATTEMPTS = 1000
 """After so many void attempts at one round it is given up."""
@@ -68,6 +69,7 @@ class Planner:
     clock: str = "simulated"
     doubling: Doubling = field(default_factory=Doubling)
     staleness: Staleness = field(default_factory=Staleness)
+    visit_times: VisitTimes | None = None
     _seconds: deque[float] = field(init=False)  # of past visits
 
     def __post_init__(self) -> None:
@@ -76,6 +78,11 @@ class Planner:
     @property
     def clients(self) -> int:
         return len(self.sizes)
+
+    @property
+    def times(self) -> Speed | VisitTimes:
+        """What says how long visits take."""
+        return self.visit_times or self.speed
 
     @property
     def rules(self) -> Participation:
@@ -189,24 +196,24 @@ class Planner:
 
     def plan(self, attempt: Attempt) -> Plan:
         """Decide one attempt, however many visits may count in it; its `duration` is that of this attempt alone."""
-        speed, attempt = self.speed, self.speed.recorded(attempt)
+        times, attempt = self.times, self.speed.recorded(attempt)
         if self.rules.by_time and len(attempt.cohort):
-            seconds = speed.seconds(attempt)
+            seconds = times.seconds(attempt)
             late, depth, cut = self.cut_short(attempt, seconds)
             duration = attempt.closes_after if late.any() else float(seconds.max())
-            facts = attempt.round, attempt.cohort, seconds, depth, duration + speed.communication
+            facts = attempt.round, attempt.cohort, seconds, depth, duration + times.communication
             plan = Plan(*facts, *self._chances(attempt), attempt.closes_after, attempt.number, cut)
         else:
             plan = self._by_visits(attempt)
         steps = self.visit_steps[0][attempt.cohort] if self.participation.by_steps else None
-        return speed.replayed(plan, self.whole, steps)
+        return self.speed.replayed(plan, self.whole, steps)
 
     def _by_visits(self, attempt: Attempt) -> Plan:
         """Decide an attempt that closes when enough visits are there, or by its seconds at the latest."""
         end = attempt.closes_after if self.rules.by_time or isfinite(attempt.closes_after) else nan
         if not len(attempt.cohort):
             return Plan.nobody(attempt.round, attempt.layers, end, attempt.number)
-        seconds = self.speed.seconds(attempt)
+        seconds = self.times.seconds(attempt)
         order = np.argsort(seconds, kind="stable")
         needed, closes = attempt.needed(order), attempt.closing(seconds)
         steps = self._steps(attempt, seconds, closes)
@@ -217,11 +224,11 @@ class Planner:
             if not attempt.grace:
                 depth[order[needed:]] = attempt.layers + 1  # of visits at once, no more than are waited for
         else:
-            depth = self.speed.depth(replace(attempt, closes_after=closes))
+            depth = self.times.depth(replace(attempt, closes_after=closes))
         arrival, miss = self._chances(attempt)
         if needed < len(seconds):
             arrival = np.full_like(arrival, nan)  # the chance to be among the first n has no closed form
-        duration = min(closes, float(seconds.max())) + self.speed.communication
+        duration = min(closes, float(seconds.max())) + self.times.communication
         return Plan(attempt.round, attempt.cohort, seconds, depth, duration, arrival, miss, end, attempt.number, steps)
 
     def cut_short(self, attempt: Attempt, seconds: Floats) -> tuple[NDArray[np.bool_], Ints, Ints | None]:
@@ -229,7 +236,7 @@ class Planner:
 
         That is the first layer of each, int64 [n], and its steps, see `_steps`.
         """
-        depth = self.speed.depth(attempt)
+        depth = self.times.depth(attempt)
         late = depth > 1
         if self.whole:
             depth = np.where(late, attempt.layers + 1, depth)
@@ -246,7 +253,7 @@ class Planner:
         if not self.participation.by_steps:
             return None
         whole, least = (each[attempt.cohort] for each in self.visit_steps)
-        share = np.where(seconds <= end, 1.0, end / seconds)
+        share = self.times.share(attempt, seconds, end)
         steps: Ints = np.floor(whole * share * (1 + CLOSE)).astype(np.int64)
         return np.where(steps < least, 0, steps)
 
@@ -258,14 +265,14 @@ class Planner:
         shape = len(attempt.cohort), attempt.layers
         if attempt.closes_after == inf:
             return np.ones(shape), np.zeros(attempt.layers)
-        if not self.speed.known(self.clock):
+        if not self.times.known(self.clock):
             return np.full(shape, nan), np.full(attempt.layers, nan)
         if self.participation.by_steps:
             whole, least = self.visit_steps
-            chance = self.speed.reach(attempt, (least / whole)[attempt.cohort])
+            chance = self.times.reach(attempt, (least / whole)[attempt.cohort])
             miss: Floats = np.full(attempt.layers, np.prod(1.0 - chance))
             return np.repeat(chance[:, None], attempt.layers, axis=1), miss
-        arrival, miss = self.speed.arrival(attempt), self.speed.miss_probability(attempt)
+        arrival, miss = self.times.arrival(attempt), self.times.miss_probability(attempt)
         if self.whole:
             arrival, miss = np.repeat(arrival[:, :1], attempt.layers, axis=1), np.repeat(miss[:1], attempt.layers)
         return arrival, miss
@@ -308,8 +315,8 @@ class Planner:
         if doubling.when != "theory":
             most = float(doubling.rounds) if doubling.when == "rounds" else inf
             return [most] * (stages(first, invited) - 1)
-        times = self.speed.order(self.seed, self.clients, self.members, invited)
-        theory = Theory(times, first, doubling.contraction, self.speed.communication, doubling.distance)
+        times = self.times.order(self.seed, self.clients, self.members, invited)
+        theory = Theory(times, first, doubling.contraction, self.times.communication, doubling.distance)
         return [*map(float, theory.rounds_with_skips() if doubling.skip else theory.rounds())]
 
     @property
@@ -541,7 +548,7 @@ class Queue:
             some = chosen[flights.number[chosen] == number]
             self._draw(some)
             lasts = np.minimum(self.seconds[some], self.rules.max_seconds or inf)
-            flights.due[some] = flights.now + run.speed.communication + lasts
+            flights.due[some] = flights.now + run.times.communication + lasts
 
     def _draw(self, clients: Ints) -> None:
         """Say how long the visits of clients that begin alike take, and how far they come."""
@@ -552,7 +559,7 @@ class Queue:
         ends = rules.max_seconds or run.participation.closes_after(round_, ())
         attempt = Attempt(run.seed, run.clients, run.work_fractions, round_, number, run.members, ends)
         places = np.searchsorted(run.members, clients)  # models may draw for all at once
-        seconds = run.speed.seconds(attempt)
+        seconds = run.times.seconds(attempt)
         self.seconds[clients] = seconds[places]
         if rules.max_seconds is not None:
             _, depth, steps = run.cut_short(attempt, seconds)

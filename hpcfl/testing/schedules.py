@@ -559,7 +559,7 @@ def _check_homes(rounds: Any, job: Job) -> None:
 def _check_times(job: Job, plan: Plan, reference: Reference, most: float) -> None:
     """Raise Violation where a round has lasted too long or not long enough, or a visit."""
     attempt = job.planner.attempt(plan.round, plan.repeats, cohort=plan.cohort)
-    closing, drawn = attempt.closing(plan.seconds), job.config.speed.enforced(attempt)
+    closing, drawn = attempt.closing(plan.seconds), job.planner.times.timeline(attempt).arrives[:, 0]
     if plan.repeats == 0 and plan.duration > closing + most:
         raise Violation(f"round {plan.round} lasted {plan.duration:.3f} s, expected at most {closing + most:.3f}")
     rules, counted = job.config.participation, int((plan.depth <= plan.layers).sum())

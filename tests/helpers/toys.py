@@ -43,6 +43,7 @@ PLAIN = SimpleNamespace(  # all of a config that a job looks at
     participation=Participation(),
     doubling=Doubling(),
     speed=Equal(),
+    adds_times=False,
     guard=Guard(),
     staleness=Staleness(),
 )

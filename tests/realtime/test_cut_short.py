@@ -19,6 +19,7 @@ from hpcfl import store
 from hpcfl.base.errors import UsageError
 from hpcfl.engine import pace as sending
 from hpcfl.engine.pace import Pace, StepClock
+from hpcfl.schedule.plan import Timeline
 from hpcfl.testing.runs import play, resume, table
 
 pytestmark = pytest.mark.mpi
@@ -86,7 +87,8 @@ class Clocked:
         job = job_in_real_time(2, algorithm=FEDAVG)
         over = Event()
         monkeypatch.setattr(over, "wait", self.sleep)
-        self.pace = Pace(job, pace, over, 0.0)
+        self.fractions = job.planner.work_fractions
+        self.pace = Pace(job, Timeline.computing(np.array([pace]), self.fractions), over, 0.0)
         self.steps = np.array([len(takes)])
         self.clock = StepClock(self.pace, self.steps, least, leaves)
 
@@ -122,7 +124,7 @@ def test_steps_are_no_faster_than_the_speed_model_and_what_is_left_is_not_waited
     """Whole visits take 8 s, so a step 2 s: by 5 s two are done, and the third would come too late."""
     visit = Clocked(monkeypatch, [0.5] * 4, 8.0, leaves=5.0)
     assert visit.run() == (2, 4.0)
-    for number in range(len(visit.pace.work_fractions)):
+    for number in range(len(visit.fractions)):
         visit.pace.wait(number)
     assert visit.now == 4.0
     assert Clocked(monkeypatch, [0.5] * 4, 8.0, leaves=8.0).run() == (4, 6.5)

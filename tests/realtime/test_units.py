@@ -25,7 +25,7 @@ from hpcfl.engine.uneven import drained
 from hpcfl.learning.batches import Visits
 from hpcfl.mpi.placement import Chunk, Topology, check_width, cut, lane_topologies
 from hpcfl.realtime.orders import HEAD, Command, Op
-from hpcfl.schedule.plan import Attempt
+from hpcfl.schedule.plan import Attempt, Timeline
 from hpcfl.sums.frames import REJECTED, FrameFormat, StagedFrame, Staging, VisitFormats, frame_formats
 from hpcfl.sums.guard import NO_GROUP, Sieve
 from hpcfl.sums.message import Block, ExactSums
@@ -366,11 +366,11 @@ def test_frames_of_nothing_say_nothing_of_those_before() -> None:
 def paced(enforce: str, seconds: float, over: threading.Event) -> Pace:
     """A visit of three groups, with a third, two thirds and all of its work done."""
     job: Any = SimpleNamespace(
-        planner=SimpleNamespace(work_fractions=np.array([1.0, 2 / 3, 1 / 3])),
         layers=SimpleNamespace(of_groups=np.array([3, 2, 1])),
         config=SimpleNamespace(speed=SimpleNamespace(enforce=enforce)),
     )
-    return Pace(job, seconds, over, time.monotonic())
+    drawn = Timeline.computing(np.array([seconds]), np.array([1.0, 2 / 3, 1 / 3]))
+    return Pace(job, drawn, over, time.monotonic())
 
 
 @pytest.mark.parametrize("enforce", ["sleep", "busy"])
@@ -381,6 +381,25 @@ def test_groups_are_ready_when_their_share_of_the_work_is_done(enforce: str) -> 
         assert pace.seconds() >= least - 1e-6
     pace = paced(enforce, 0.0, threading.Event())
     pace.wait(2)  # as fast as it goes
+
+
+def test_visits_begin_to_compute_once_they_have_what_they_begin_with_and_take_as_long_as_the_slowest() -> None:
+    job: Any = SimpleNamespace(
+        layers=SimpleNamespace(of_groups=np.array([2, 1])),
+        config=SimpleNamespace(speed=SimpleNamespace(enforce="sleep")),
+    )
+    arrives = np.array([[0.05, 0.02], [0.04, 0.03]])
+    drawn = Timeline(np.array([0.01, 0.0]), np.array([0.02, 0.03]), np.array([0.0, 0.015]), arrives)
+    start = time.monotonic()
+    pace = Pace(job, drawn, threading.Event(), start)
+    assert [pace.done_at(share) - start for share in (0.0, 0.5, 1.0)] == pytest.approx([0.01, 0.025, 0.04])
+    for number, least in enumerate((0.03, 0.05)):
+        pace.wait(number)
+        assert pace.seconds() >= least - 1e-6
+    pace.stop()
+    before = pace.seconds()
+    pace.wait(1)
+    assert pace.seconds() >= before + 0.014  # what is sent at the end still takes its time
 
 
 @pytest.mark.parametrize("enforce", ["sleep", "busy"])

@@ -65,7 +65,7 @@ def facts(job: Job) -> Iterator[tuple[str, str]]:
 def _reach(job: Job) -> Floats | None:
     """Return π_l, float64 [L], where steps are eq. 9's of all users, alike and independent, and none is late always."""
     algorithm, config = job.algorithm, job.config
-    if not isinstance(algorithm, Salf) or algorithm.rule != "paper" or not config.speed.known(config.clock):
+    if not isinstance(algorithm, Salf) or algorithm.rule != "paper" or not config.times_known:
         return None
     if config.participation.min_clients:
         return None

@@ -17,7 +17,7 @@ from hpcfl.base.config import ConfigBase
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Computing, Floats, Ints
 from hpcfl.schedule.participation import Participation, Staleness
-from hpcfl.schedule.plan import Attempt, Plan
+from hpcfl.schedule.plan import Attempt, Plan, Timeline
 
 DRAWS = 1000
 NO_ATTEMPT = 2**31 - 1
@@ -64,6 +64,11 @@ class Speed(ConfigBase):
     enforce: Literal["sleep", "busy"] = "sleep"
     """How wall-clock runs are slowed down to this model. ``sleep``: asleep between layers. ``busy``: computing without
     a use."""
+    per: Literal["visit", "step"] = "visit"
+    """What takes the seconds that this model says: a whole ``visit``, or each local ``step`` of it, so that who has
+    more samples takes longer."""
+    scale: float = Field(1.0, gt=0)
+    """All seconds of ``[speed]``, ``[queue]`` and ``[link]`` are multiplied by this, in both clocks."""
     replays: ClassVar[bool] = False
     slows: ClassVar[bool] = True
     needs_end: ClassVar[bool] = False
@@ -131,6 +136,23 @@ class Speed(ConfigBase):
     def enforced(self, attempt: Attempt) -> Floats:
         """Return the seconds that each invited client's visit shall take in real time, float64 [n]; 0: as it is."""
         return self.seconds(attempt)
+
+    def timeline(self, attempt: Attempt) -> Timeline:
+        """Return what each invited client's visit shall do when in real time."""
+        return Timeline.computing(self.enforced(attempt), attempt.work_fractions)
+
+    def share(self, attempt: Attempt, seconds: Floats, end: float) -> Floats:
+        """Return the share of their steps that visits which take `seconds` do by the `end`, float64 [n]."""
+        return np.where(seconds <= end, 1.0, end / seconds)
+
+    @property
+    def redrawn(self) -> bool:
+        """Whether a client's visits differ by chance from round to round."""
+        return False
+
+    def in_time(self, attempt: Attempt, limits: Floats) -> Floats:
+        """Return the chance that each invited client's visit takes no more than each limit, float64 [n, K]."""
+        return (self.seconds(attempt)[:, None] <= limits).astype(np.float64)
 
     def depth(self, attempt: Attempt) -> Ints:
         """Return the first layer that each invited client delivers in time, int64 [n], L + 1 for none."""

@@ -56,6 +56,13 @@ class Memoryless(Speed):
         means = self.paces(attempt.seed, attempt.clients)[attempt.cohort]
         return 1.0 - np.exp(-attempt.closes_after / np.outer(means, attempt.work_fractions))
 
+    def in_time(self, attempt: Attempt, limits: Floats) -> Floats:
+        if not self.redrawn:
+            return super().in_time(attempt, limits)
+        means = self.paces(attempt.seed, attempt.clients)[attempt.cohort]
+        chance: Floats = -np.expm1(-np.maximum(0.0, limits) / means[:, None])
+        return chance
+
 
 class Exponential(Memoryless):
     """Exponential visit times, as in SRPFL's and FLANP's experiments."""
@@ -140,6 +147,13 @@ class Uniform(Speed):
         """Return ``min(1, closes_after / (longest · work_fraction))``, float64 [n, L]."""
         chance = np.minimum(1.0, attempt.closes_after / (self.longest * attempt.work_fractions))
         return np.tile(chance, (len(attempt.cohort), 1))
+
+    @property
+    def redrawn(self) -> bool:
+        return True
+
+    def in_time(self, attempt: Attempt, limits: Floats) -> Floats:
+        return np.clip(limits / self.longest, 0.0, 1.0)
 
 
 class UniformDepth(Speed):

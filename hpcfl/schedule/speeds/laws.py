@@ -93,6 +93,21 @@ class Law(Speed):
         paces = self.paces(attempt.seed, attempt.clients)[attempt.cohort]
         return self.chance(attempt.closes_after / np.outer(paces, attempt.work_fractions), self.within)
 
+    @property
+    def redrawn(self) -> bool:
+        return bool(self.within)
+
+    def in_time(self, attempt: Attempt, limits: Floats) -> Floats:
+        if not self.within:
+            return super().in_time(attempt, limits)
+        paces = self.paces(attempt.seed, attempt.clients)[attempt.cohort]
+        return self.chance(np.maximum(0.0, limits) / paces[:, None], self.within)
+
+    def quantile(self, attempt: Attempt, chance: float) -> Floats:
+        """Return the seconds that each invited client's visit does not exceed with this chance, float64 [n]."""
+        paces = self.paces(attempt.seed, attempt.clients)[attempt.cohort]
+        return paces * (self.factor(np.array(1 - chance), self.within) if self.within else 1.0)
+
     def _factors(self, z: Floats, spread: float) -> Floats:
         return self.factor(special.ndtr(-z), spread) if spread else np.ones(len(z))
 

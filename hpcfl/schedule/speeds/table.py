@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
 from functools import cached_property
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, ClassVar, Literal
-from warnings import catch_warnings, simplefilter
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hpcfl.base.errors import VALUE, UsageError, cut
+from hpcfl.base.errors import UsageError
 from hpcfl.base.types import Floats, Ints
-from hpcfl.data.formats.files import lines, reading
+from hpcfl.data.formats.csv_file import Columns, check_names, read_csv
 from hpcfl.data.formats.hdf5_file import dataset, opened
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.plan import Attempt
@@ -25,7 +22,6 @@ from hpcfl.schedule.speeds.drawn import check_end, reaching, seconds_at
 KINDS = ("client", "seconds"), ("round", "client", "seconds"), ("round", "client", "depth")
 HDF5 = (".h5", ".hdf5")
 MOST = 2**31 - 1  # rounds and clients
-Columns = dict[str, NDArray[Any]]
 
 
 class Table(Speed):
@@ -44,7 +40,7 @@ class Table(Speed):
         path = Path(self.file)
         if path.suffix not in (".csv", *HDF5):
             raise UsageError(f"speed.file: {path}: expected a name that ends in .csv, .h5 or .hdf5")
-        columns = _read_hdf5(path) if path.suffix in HDF5 else _read_csv(path)
+        columns = _read_hdf5(path) if path.suffix in HDF5 else read_csv("speed.file", path, KINDS)
         return {name: self._checked(name, columns.pop(name)) for name in [*columns]}  # of two copies one goes at once
 
     def _checked(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
@@ -134,41 +130,9 @@ class Table(Speed):
         return now
 
 
-def _read_csv(path: Path) -> Columns:
-    at, said = 1, ""
-
-    def rows() -> Iterator[str]:
-        nonlocal at, said
-        for said in takewhile(str.strip, text):
-            at += 1
-            yield said
-
-    with reading(path, "a CSV file", UnicodeDecodeError), path.open(encoding="utf-8-sig") as file, catch_warnings():
-        simplefilter("ignore")  # without rows, too, it is a table
-        text = lines(path, file)
-        names = [name.strip(' "') for name in next(text, "").rstrip().split(",")]
-        _check_names(path, names)
-        cells = [(name, np.float64) for name in names]
-        try:
-            table = np.loadtxt(rows(), cells, comments=None, delimiter=",", quotechar='"', ndmin=1)
-        except ValueError:
-            expected = f"expected numbers for {','.join(names)}, got {cut(repr(said.strip()), VALUE)}"
-            raise UsageError(f"speed.file: {path}: line {at}: {expected}") from None
-        if any(map(str.strip, text)):
-            raise UsageError(f"speed.file: {path}: line {at + 1} is empty, expected a row in each")
-    return {name: table[name] for name in names}
-
-
-def _check_names(path: Path, names: Collection[str]) -> None:
-    """Refuse other columns than those of a kind of table."""
-    if sorted(names) not in map(sorted, KINDS):
-        expected = " or ".join(",".join(kind) for kind in KINDS)
-        raise UsageError(f"speed.file: {path}: expected columns {expected}, got {','.join(names) or 'none'}")
-
-
 def _read_hdf5(path: Path) -> Columns:
     with opened(path) as file:
-        _check_names(path, file)
+        check_names("speed.file", path, [*file], KINDS)
         stored = {name: dataset(file, name) for name in file}
         for name, column in stored.items():
             if column.dtype.kind not in "fiu" or column.ndim != 1:
