@@ -15,6 +15,7 @@ from hpcfl.algorithms.base import Algorithm, By, Client, Extras, Participation, 
 from hpcfl.base.errors import UsageError
 from hpcfl.base.lazy import torch
 from hpcfl.learning.optim import Sgd, factors, layer_by_layer, zeros
+from hpcfl.schedule.participation import NOT_KNOWN
 
 PLAIN = "rule = 'paper' with missing = 'none'"
 
@@ -55,8 +56,8 @@ class Salf(Algorithm):
             raise UsageError(f"{needs}, which {beside}: expected {PLAIN}, or rule = 'released'")
         exact = self.rule == "inverse-probability" or (self.rule == "paper" and self.missing == "exact")
         if exact and not known and participation.bound is not None:
-            why = "by the deadline, which real time with speed.model = 'none' does not tell"
-            raise UsageError(f"{needs} {why}; did you mean rule = 'paper' with missing = 'empirical' (or 'none')?")
+            hint = "did you mean rule = 'paper' with missing = 'empirical' (or 'none')?"
+            raise UsageError(f"{needs} {NOT_KNOWN}; {hint}")
         if self.rule == "inverse-probability" and participation.enough is not None:
             why = f"which is not known for participation.close = '{participation.close}'"
             raise UsageError(f"{needs}, {why}; did you mean close = 'deadline'?")

@@ -42,6 +42,7 @@ from hpcfl.base.errors import UsageError, no_meaning
 from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.types import Floats, Ints, State
 from hpcfl.learning.optim import factors
+from hpcfl.schedule.participation import NOT_KNOWN
 from hpcfl.sums.message import Block, CorrectedSums, Sums
 
 Change = Callable[[str, int, "Tensor"], "Tensor"]
@@ -90,8 +91,7 @@ class Weighting(ConfigBase):
         if self.correct == "known" and participation.close != "deadline":
             raise UsageError(f"{needs}, which is not known for {close}; {instead}, or close = 'deadline'?")
         if self.correct == "known" and not known:
-            why = "by the deadline, which real time with speed.model = 'none' does not tell"
-            raise UsageError(f"{needs} {why}; {instead}?")
+            raise UsageError(f"{needs} {NOT_KNOWN}; {instead}?")
 
     def warnings(self, arrival: Floats) -> dict[str, str]:
         """Return what the user should know of the chances to arrive, float64 [clients, L], by name."""

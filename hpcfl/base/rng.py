@@ -64,6 +64,20 @@ def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return numbers ^ (numbers >> np.uint64(31))
 
 
+def hashed(purpose: str, *parts: int | Sequence[int] | NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Return 64 bits for each row of these numbers, all at once; 60 times faster than a generator for each."""
+    mixed = np.array(zlib.crc32(purpose.encode()), dtype=np.uint64)
+    with np.errstate(over="ignore"):  # numbers wrap around
+        for part in parts:
+            mixed = _mixed(mixed) + np.asarray(part).astype(np.uint64)
+        return _mixed(mixed)
+
+
+def uniforms(purpose: str, *parts: int | Sequence[int] | NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return a number within (0, 1) for each row of these numbers."""
+    return ((hashed(purpose, *parts) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+
+
 class StepKey(NamedTuple):
     """What keys the randomness of one training step (dropout, augmentation, draws) of a chunk of clients."""
 
@@ -80,10 +94,7 @@ class StepKey(NamedTuple):
 
     def seeds(self, purpose: str) -> NDArray[np.int64]:
         """Return a seed of 64 bits for each client, for what a device draws itself; 60 times faster than `as_seed`."""
-        mixed = np.full(len(self.clients), zlib.crc32(purpose.encode()), dtype=np.uint64)
-        for part in (self.seed, self.round, self.clients, self.step):
-            mixed = _mixed(mixed) + np.array(part, dtype=np.uint64)
-        return _mixed(mixed).view(np.int64)
+        return hashed(purpose, self.seed, self.round, self.clients, self.step).view(np.int64)
 
     def as_seed(self, purpose: str, row: int) -> int:
         """`key_as_seed` of the client in a row."""

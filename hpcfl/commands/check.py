@@ -140,7 +140,10 @@ def _rounds(job: Job, ranks: int) -> Facts:
     layers = ", ".join(f"{chance:.3g}" for chance in plans[0].miss_probability)
     rounds = f"{len(plans)} rounds {'recorded' if speed.replays else 'drawn'}"
     yield "cohort", f"{at_work or f'{len(plans[0].cohort)} invited'}, {counted:.1f} counted on average ({rounds})"
-    yield "layers", f"{plans[0].layers}" + ("" if at_work else f"; chance that nobody reaches layer 1 … L: {layers}")
+    known = f"chance that nobody reaches layer 1 … L: {layers}"
+    if isnan(plans[0].miss_probability[0]):
+        known = "chances to reach them in time are not known"
+    yield "layers", f"{plans[0].layers}" + ("" if at_work else f"; {known}")
     seconds, repeats = (sum(each) / len(plans) for each in zip(*((plan.duration, plan.repeats) for plan in plans)))
     attempts = f", {repeats:.3g} void attempts included" if repeats else ""
     yield "time", f"{seconds:.3g} simulated seconds per round{attempts}"

@@ -44,6 +44,7 @@ from hpcfl.models.modules import tracing
 from hpcfl.mpi.devices import Device
 from hpcfl.mpi.placement import FAN_OUT, TWO_LEVEL, Topology, check_single
 from hpcfl.schedule import planner
+from hpcfl.schedule.availability import Availability
 from hpcfl.schedule.batch_queue import BatchQueue
 from hpcfl.schedule.cadence import Checkpoints, Evaluate, Target
 from hpcfl.schedule.doubling import Doubling
@@ -147,6 +148,7 @@ class Config(ConfigBase):
     """How long each client's visit takes. A section left out is ``model = "none"``."""
     queue: BatchQueue = BatchQueue()
     link: Link = Link()
+    availability: Availability = Availability()
     data: SerializeAsAny[Source]
     """Where samples come from, and how clients share them."""
     model: SerializeAsAny[Model]
@@ -251,7 +253,7 @@ class Config(ConfigBase):
         self.oracle.check()
         self.server.check(self.algorithm, self.doubling, self.model)
         parts = self.participation, self.doubling, self.speed, self.algorithm
-        planner.check(*parts, self.rounds, self.clients, self.clock)
+        planner.check(*parts, self.rounds, self.clients, self.clock, self.availability)
         self._check_visit_times()
         how = self.rules, self.times_known
         kept_by = f"algorithm.name = '{self.algorithm.name}'" if self.algorithm.keeps_sent else ""
@@ -270,12 +272,14 @@ class Config(ConfigBase):
         """Raise UsageError where what visits take beside computing does not go with the other sections."""
         self.queue.check(self.participation, self.rounds, self.clients)
         self.link.check(self.clients)
+        self.availability.check(self.clients)
         if not self.adds_times:
             return
         model, rules = f"speed.model = '{self.speed.model}'", self.participation
         for there, what in (
             (self.link != Link(), "[link]"),
             (self.queue.model != "none", f"queue.model = '{self.queue.model}'"),
+            (self.availability.model != "always", f"availability.model = '{self.availability.model}'"),
             (self.speed.per == "step", "speed.per = 'step'"),
             (self.speed.scale != 1, f"speed.scale = {self.speed.scale:g}"),
         ):
@@ -292,12 +296,14 @@ class Config(ConfigBase):
     def adds_times(self) -> bool:
         """Whether visits take other seconds than ``[speed]`` alone says."""
         speed = self.speed
-        return self.link != Link() or self.queue.model != "none" or speed.per == "step" or speed.scale != 1
+        added = self.link != Link() or self.queue.model != "none" or speed.per == "step" or speed.scale != 1
+        return added or self.availability.model != "always"
 
     @property
     def times_known(self) -> bool:
         """Whether the chances to arrive in time are known before a round."""
-        return self.speed.known(self.clock) and self.link.server == UNLIMITED
+        known = self.link.server == UNLIMITED and not self.availability.leave
+        return known and self.speed.known(self.clock)
 
     def _check_effect(self) -> None:
         """Raise UsageError where a key would have no effect by what the method does."""

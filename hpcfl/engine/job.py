@@ -213,7 +213,7 @@ class Job:
         done = (before + done) / (before + 1) if before else done
         rules = config.participation, config.speed, self.algorithm
         facts = *rules, sizes, done, config.seed, config.clock, config.doubling, config.staleness
-        return Planner(*facts, self._visit_times(sizes))
+        return Planner(*facts, self._visit_times(sizes), config.availability)
 
     def _visit_times(self, sizes: Ints) -> VisitTimes | None:
         """Return what says how long visits take where it is not the speed model alone."""

@@ -69,7 +69,9 @@ class Simulated(Rounds):
 
     def exchange(self, now: Progress, record: Record) -> tuple[Plan, ExactSums]:
         """Carry out the next round: who counts, and how far, was decided before."""
-        self.plans = self.plans or self.job.planner.plans(self.first, lambda: now.stage.number, now.flights)
+        if self.plans is None:
+            begun = now.clock["sim_seconds"]
+            self.plans = self.job.planner.plans(self.first, lambda: now.stage.number, now.flights, begun)
         plan = next(self.plans)
         down, self.down = self.down or self._tell(now), None
         self.transport.count()

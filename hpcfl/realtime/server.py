@@ -57,6 +57,7 @@ class Server(Rounds):
     def __init__(self, job: Job, lanes: Lanes, rest: Callable[[], None] = idle) -> None:
         self.job, self.lanes, self.rest, self.phases = job, lanes, rest, lanes.phases
         self.wrote: dict[int, int] = {}  # clients whose personal state is in the checkpoint that is begun; their ranks
+        self.began = time.monotonic()  # when the run would have begun, had nothing of it been without this process
         self.lasted, self.scoring = 0.0, inf  # how long the last round took, and tests may take at most
         self.packing = Packing(job.algorithm.init_server(job.task))
         self.size = 1 + sum(len(lane.topology.ranks) for lane in lanes.all)
@@ -109,7 +110,7 @@ class Server(Rounds):
         return plan, sums
 
     def _closed(self, now: Progress, record: Record) -> tuple[Plan, ReceivedSums]:
-        self.saved = now.saved
+        self.saved, self.began = now.saved, time.monotonic() - now.clock["sim_seconds"]
         if not self.job.algorithm.invites(now.round):
             plan = Plan.nobody(now.round, len(self.job.layers.tensors))
             return plan, ReceivedSums(self.job.layout, 0, plan.miss_probability, [])
@@ -177,7 +178,7 @@ class Server(Rounds):
 
     def _invited(self, round: int, number: int, stage: int) -> Attempt:
         """Return an attempt with those who are drawn and free; wait until there are enough of them."""
-        drawn = self.job.planner.attempt(round, number, stage)
+        drawn = self._drawn(round, number, stage)
         need = max(1, self.job.planner.participation.min_clients)
         self.lanes.wait_for_late()
         what = f"{need} free client{'s' * (need > 1)} for round {round}"
@@ -199,6 +200,20 @@ class Server(Rounds):
                     f"but only {len(left)} are left; lost ranks: {ranks}"
                 )
         return self.job.planner.attempt(round, number, stage, free)
+
+    def _drawn(self, round: int, number: int, stage: int) -> Attempt:
+        """Return an attempt with those who are drawn, of who is there; wait until somebody is."""
+        comes = self.job.planner.somebody(round, time.monotonic() - self.began)
+
+        def left() -> float:
+            return self.began + comes - time.monotonic()
+
+        def owing() -> list[Lane]:
+            return self.lanes.all if left() > 0 else []
+
+        for _ in self.lanes.waiting(f"a client to come for round {round}", owing, self.rest, left, inf):
+            pass
+        return self.job.planner.attempt(round, number, stage, now=comes)
 
     def _rehost(self) -> None:
         """Let lanes that have lost a rank fall apart, and clients of lost ranks go on at others where they may."""

@@ -23,6 +23,10 @@ ARRIVALS = (
     *("stop_stale", "dispatch", "once_per_version", "max_seconds"),
 )
 """Keys that are for rounds which arrivals end."""
+NOT_KNOWN = (
+    "by the deadline, which is not known in real time with speed.model = 'none', nor where clients leave "
+    "(availability.leaves) or share an uplink (link.server)"
+)
 Deadline = float | Literal["adaptive"] | tuple[tuple[int, float], ...]
 
 
@@ -149,11 +153,13 @@ class Participation(ConfigBase):
             self._check_arrivals(clients - self._held, self.at_work(clients))
         check_within("participation.min_clients", self.min_clients, 0, self.enough or invited)
 
-    def check_effect(self, layerwise: bool, sure: bool) -> None:
+    def check_effect(self, layerwise: bool, sure: bool, leaves: bool = False) -> None:
         """Raise UsageError where a key speaks of visits that are missing or cut short, and none can be.
 
         Parameters
         ----------
+        leaves : bool
+            Clients leave in the middle of a visit.
         layerwise : bool
             The algorithm delivers layers one by one: to discard a visit then takes those of one that is rejected too.
         sure : bool
@@ -161,9 +167,9 @@ class Participation(ConfigBase):
         """
         idle = ("layers", "steps") if layerwise else ("layers", "steps", "discard")
         beside, other = (f"participation.close = '{word}'" for word in (self.close, "deadline"))
-        if self.close == "all" and self.partial in idle:
+        if self.close == "all" and self.partial in idle and not leaves:
             raise no_meaning("participation.partial", self.partial, beside, other)
-        if self.min_clients and self.bound is None and sure:
+        if self.min_clients and self.bound is None and sure and not leaves:
             raise no_meaning("participation.min_clients", self.min_clients, beside, other)
 
     def _check_arrivals(self, members: int, at_work: int) -> None:
@@ -297,12 +303,13 @@ class Participation(ConfigBase):
         """Return whether a visit is whole or nothing; `layerwise`: the algorithm delivers layers one by one."""
         return self.partial == "discard" or not layerwise
 
-    def cohort(self, seed: int, round: int, clients: int, attempt: int = 0) -> Ints:
-        """Return the ids of who is invited, ascending, int64 [n]."""
-        members = self.taking_part(clients)
+    def cohort(self, seed: int, round: int, clients: int, attempt: int = 0, there: Ints | None = None) -> Ints:
+        """Return the ids of who is invited, of those who are `there` alone, ascending, int64 [n]."""
+        members = self.taking_part(clients) if there is None else there
         if self.invite == "all":
             return members
-        return np.sort(keyed(seed, "cohort", round, step=attempt).choice(members, self.invited(clients), replace=False))
+        invited = min(self.invited(clients), len(members))
+        return np.sort(keyed(seed, "cohort", round, step=attempt).choice(members, invited, replace=False))
 
 
 class Staleness(ConfigBase):

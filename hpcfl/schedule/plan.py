@@ -37,6 +37,8 @@ class Attempt:
         What each visit counts towards the quorum: its samples; None: 1.
     grace : float
         Seconds for which it goes on once it has its quorum.
+    leaves : float64 [n] or None
+        Seconds after which each client leaves, whether it is done or not; None: nobody does.
     """
 
     seed: int
@@ -49,6 +51,7 @@ class Attempt:
     quorum: int | None = None
     weights: Ints | None = None
     grace: float = 0.0
+    leaves: Floats | None = None
 
     @property
     def layers(self) -> int:
@@ -64,10 +67,22 @@ class Attempt:
 
     def closing(self, seconds: Floats) -> float:
         """Return the seconds after which it closes where visits take so long; inf or NaN: they do not end."""
-        order = np.argsort(seconds, kind="stable")
+        whole = self.whole(seconds)
+        order = np.argsort(whole, kind="stable")
         if not len(order):
             return self.closes_after
-        return min(self.closes_after, float(seconds[order[self.needed(order) - 1]]) + self.grace)
+        closes = float(whole[order[self.needed(order) - 1]]) + self.grace
+        if self.leaves is not None and closes == inf:  # nobody is left who could still come
+            closes = float(np.minimum(seconds, self.leaves).max())
+        return min(self.closes_after, closes)
+
+    def whole(self, seconds: Floats) -> Floats:
+        """Return when visits that take so long are complete, float64 [n]; inf where the client leaves before."""
+        return seconds if self.leaves is None else np.where(seconds <= self.leaves, seconds, inf)
+
+    def until(self, closes: float) -> float | Floats:
+        """Return up to when what has come of each visit counts, if it closes then."""
+        return closes if self.leaves is None else np.minimum(closes, self.leaves)
 
     def ends(self, arrived: int, seconds: float) -> float:
         """Return the seconds after which it is over in real time if `arrived` visits (or their weights) are there."""
@@ -113,11 +128,13 @@ class Fate(IntEnum):
     PARTIAL = 1
     """Some layers, or some of its local steps."""
     LATE = 2
-    """Nothing: its round closed before any of it had come, or it began with too old a state, or came too short."""
+    """Nothing: its round closed before any of it had come, or it began with too old a state, or came too short.
+
+    Or its client left before it was done."""
     REJECTED = 3
     """The guard rejected it, or layers of it."""
     LOST = 4
-    """The rank of its client was lost."""
+    """The rank of its client was lost, or, where arrivals end rounds, its client left."""
     CANCELLED = 5
     """The server stopped it, or the end of the run did."""
     UNDER_WAY = 6

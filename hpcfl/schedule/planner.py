@@ -26,6 +26,7 @@ from hpcfl import store
 from hpcfl.base.errors import RunError, UsageError, listed, no_meaning, refusal
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats, Ints
+from hpcfl.schedule.availability import Availability, Presence
 from hpcfl.schedule.doubling import Doubling, Stage, Theory, entered, stages, wanted
 from hpcfl.schedule.participation import Participation, Staleness
 from hpcfl.schedule.plan import Arrivals, Attempt, Fate, Plan
@@ -70,6 +71,7 @@ class Planner:
     doubling: Doubling = field(default_factory=Doubling)
     staleness: Staleness = field(default_factory=Staleness)
     visit_times: VisitTimes | None = None
+    availability: Availability = field(default_factory=Availability)
     _seconds: deque[float] = field(init=False)  # of past visits
 
     def __post_init__(self) -> None:
@@ -83,6 +85,11 @@ class Planner:
     def times(self) -> Speed | VisitTimes:
         """What says how long visits take."""
         return self.visit_times or self.speed
+
+    @cached_property
+    def presence(self) -> Presence | None:
+        """Who is there when; None: everybody always."""
+        return self.availability.presence(self.seed, self.clients, self.speed.scale)
 
     @property
     def rules(self) -> Participation:
@@ -117,11 +124,16 @@ class Planner:
         return {"steps": f"participation.partial = 'steps': {why}, {then}"}
 
     def plans(
-        self, first: int = 0, stage: Callable[[], int] = lambda: 0, flights: Flights | None = None
+        self,
+        first: int = 0,
+        stage: Callable[[], int] = lambda: 0,
+        flights: Flights | None = None,
+        begun: float = 0.0,
     ) -> Iterator[Plan]:
         """Yield the plan of each simulated round from `first` on, without end; `stage` says where a run stands by then.
 
-        Where arrivals end rounds, `flights` says who is at work before the first one, and is kept up to date.
+        The `first` one begins so many seconds after the start of the run. Where arrivals end rounds, `flights` says who
+        is at work before the first one, and is kept up to date.
 
         Raises
         ------
@@ -133,19 +145,24 @@ class Planner:
             yield from taped or Queue(self, flights or Flights.none(self.clients)).plans(first)
             return
         planner = replace(self)  # one that has seen nothing yet
-        for round_ in count(0 if self.participation.adaptive else first):  # an adaptive rule must see what came before
-            plan = planner._planned(round_, stage())
+        earlier = self.participation.adaptive  # such a rule must see what came before
+        begins = 0.0 if earlier else begun
+        for round_ in count(0 if earlier else first):
+            plan = planner._planned(round_, stage(), begins)
+            begins += plan.duration
             if round_ >= first:
                 yield plan
 
-    def _planned(self, round: int, stage: int) -> Plan:
+    def _planned(self, round: int, stage: int, begins: float) -> Plan:
         if not self.algorithm.invites(round):
             return Plan.nobody(round, len(self.work_fractions))
         if self.speed.replays:
             return self.plan(self.attempt(round))
         duration, needed = 0.0, self.participation.min_clients
         for number in range(MOST_ATTEMPTS):
-            attempt = self.attempt(round, number, stage)
+            now = self.somebody(round, begins + duration)
+            duration = now - begins if now > begins + duration else duration
+            attempt = self.attempt(round, number, stage, now=now)
             plan = self.plan(attempt)
             self.saw(plan.seconds, attempt.closing(plan.seconds))
             duration += plan.duration
@@ -153,13 +170,30 @@ class Planner:
                 return replace(plan, duration=duration)
         raise RunError(f"round {round}: given up after {self.void(MOST_ATTEMPTS, int(plan.counted.sum()))}")
 
+    def somebody(self, round: int, now: float) -> float:
+        """Return when a round can begin at the earliest, from `now` on: when somebody is there.
+
+        RunError where nobody ever comes.
+        """
+        if self.presence is None or self.presence.at(now).there[self.members].any():
+            return now
+        if (comes := self.presence.coming(self.members)) == inf:
+            raise RunError(f"round {round}: nobody is there from second {now:.6g} on, and nobody comes any more")
+        return comes
+
     def void(self, attempts: int, counted: int) -> str:
         """Return what is said of a round with so many void attempts, where so many visits to the last one counted."""
         expected = f"expected at least participation.min_clients = {self.participation.min_clients}"
         return f"{attempts} void attempts: {counted} of the visits to the last one counted, {expected}"
 
     def attempt(
-        self, round: int, number: int = 0, stage: int = 0, cohort: Ints | None = None, closes_after: float | None = None
+        self,
+        round: int,
+        number: int = 0,
+        stage: int = 0,
+        cohort: Ints | None = None,
+        closes_after: float | None = None,
+        now: float | None = None,
     ) -> Attempt:
         """Return an attempt at a round, of which `number` were void, in a stage of doubling participant sets.
 
@@ -169,12 +203,16 @@ class Planner:
             Who is invited, ascending client ids: in real time those who are free; None: who is drawn.
         closes_after : float
             As the server says, which alone has seen all visits; None: as follows from what was seen here.
+        now : float
+            When it begins, in seconds since the start of the run, which says who is there; None: whoever it is.
         """
+        presence = None if self.presence is None or now is None else self.presence.at(now)
         everyone = self.algorithm.invites_all(round)
         if cohort is None and everyone:
             cohort = self.members
         if cohort is None:
-            cohort = self.participation.cohort(self.seed, round, self.clients, number)
+            there = None if presence is None else self.members[presence.there[self.members]]
+            cohort = self.participation.cohort(self.seed, round, self.clients, number, there)
         if closes_after is None:
             closes_after = self.participation.closes_after(round, self._seconds)
         facts = self.seed, self.clients, self.work_fractions, round, number, cohort
@@ -185,7 +223,10 @@ class Planner:
             last = quorum == self.participation.invited(self.clients)  # waits for all, whatever samples they have
             quorum = None if last else ceil(quorum * self.sizes[self.members].mean())
             weights = None if last else self.sizes[cohort]
-        return Attempt(*facts, closes_after, quorum, weights, self.participation.grace or 0.0)
+        leaves = None
+        if presence is not None and now is not None and self.availability.leave:
+            leaves = presence.ends[cohort] - now
+        return Attempt(*facts, closes_after, quorum, weights, self.participation.grace or 0.0, leaves)
 
     def visits(self, stage: int) -> int | None:
         """Return the visits that a round of this stage waits for; None: all."""
@@ -201,6 +242,8 @@ class Planner:
             seconds = times.seconds(attempt)
             late, depth, cut = self.cut_short(attempt, seconds)
             duration = attempt.closes_after if late.any() else float(seconds.max())
+            if attempt.leaves is not None:  # who is late may have left before
+                duration = min(attempt.closes_after, float(np.minimum(seconds, attempt.leaves).max()))
             facts = attempt.round, attempt.cohort, seconds, depth, duration + times.communication
             plan = Plan(*facts, *self._chances(attempt), attempt.closes_after, attempt.number, cut)
         else:
@@ -214,21 +257,23 @@ class Planner:
         if not len(attempt.cohort):
             return Plan.nobody(attempt.round, attempt.layers, end, attempt.number)
         seconds = self.times.seconds(attempt)
-        order = np.argsort(seconds, kind="stable")
+        order = np.argsort(attempt.whole(seconds), kind="stable")
         needed, closes = attempt.needed(order), attempt.closing(seconds)
         steps = self._steps(attempt, seconds, closes)
         if steps is not None:
             depth = np.where(steps > 0, 1, attempt.layers + 1)
         elif self.whole:
-            depth = np.where(seconds <= closes, 1, attempt.layers + 1)
+            depth = np.where(seconds <= attempt.until(closes), 1, attempt.layers + 1)
             if not attempt.grace:
                 depth[order[needed:]] = attempt.layers + 1  # of visits at once, no more than are waited for
         else:
             depth = self.times.depth(replace(attempt, closes_after=closes))
+        self._lose(attempt, seconds, closes, depth, steps)
         arrival, miss = self._chances(attempt)
         if needed < len(seconds):
             arrival = np.full_like(arrival, nan)  # the chance to be among the first n has no closed form
-        duration = min(closes, float(seconds.max())) + self.times.communication
+        ended = seconds if attempt.leaves is None else np.minimum(seconds, attempt.leaves)
+        duration = min(closes, float(ended.max())) + self.times.communication
         return Plan(attempt.round, attempt.cohort, seconds, depth, duration, arrival, miss, end, attempt.number, steps)
 
     def cut_short(self, attempt: Attempt, seconds: Floats) -> tuple[NDArray[np.bool_], Ints, Ints | None]:
@@ -243,7 +288,17 @@ class Planner:
         steps = self._steps(attempt, seconds, attempt.closes_after)
         if steps is not None:
             depth = np.where(steps > 0, 1, attempt.layers + 1)
+        self._lose(attempt, seconds, attempt.closes_after, depth, steps)
         return late, depth, steps
+
+    def _lose(self, attempt: Attempt, seconds: Floats, closes: float, depth: Ints, steps: Ints | None) -> None:
+        """Let nothing count of visits whose clients leave before their end, where that is the rule."""
+        if attempt.leaves is None or self.availability.leaves != "lost":
+            return
+        gone = (seconds > attempt.leaves) & (attempt.leaves <= closes)
+        depth[gone] = attempt.layers + 1
+        if steps is not None:
+            steps[gone] = 0
 
     def _steps(self, attempt: Attempt, seconds: Floats, end: float) -> Ints | None:
         """Return how many local steps of visits that take `seconds` (float64 [n]) count at the `end`, int64 [n].
@@ -253,7 +308,7 @@ class Planner:
         if not self.participation.by_steps:
             return None
         whole, least = (each[attempt.cohort] for each in self.visit_steps)
-        share = self.times.share(attempt, seconds, end)
+        share = self.times.share(attempt, seconds, attempt.until(end))
         steps: Ints = np.floor(whole * share * (1 + CLOSE)).astype(np.int64)
         return np.where(steps < least, 0, steps)
 
@@ -263,9 +318,9 @@ class Planner:
         One that visits close earlier has all of these, so the latter are the same.
         """
         shape = len(attempt.cohort), attempt.layers
-        if attempt.closes_after == inf:
+        if attempt.closes_after == inf and attempt.leaves is None:
             return np.ones(shape), np.zeros(attempt.layers)
-        if not self.times.known(self.clock):
+        if attempt.leaves is not None or not self.times.known(self.clock):
             return np.full(shape, nan), np.full(attempt.layers, nan)
         if self.participation.by_steps:
             whole, least = self.visit_steps
@@ -338,6 +393,7 @@ def check(
     rounds: int,
     clients: int,
     clock: str,
+    availability: Availability,
 ) -> None:
     """Raise UsageError where the sections that rounds follow from do not go together."""
     if participation.by_arrivals:  # before keys that it would refuse for another reason
@@ -357,7 +413,7 @@ def check(
     if participation.snapshot and not algorithm.snapshots:
         raise no_meaning("participation.snapshot", participation.snapshot, f"{method}, which learns in several phases")
     if not speed.replays:  # which obeys its own rules
-        participation.check_effect(algorithm.layerwise, clock == "simulated")
+        participation.check_effect(algorithm.layerwise, clock == "simulated", availability.leave)
     rules = speed.rules(participation)  # of a replay others
     if rules.by_arrivals:
         _check_arrivals(algorithm)
@@ -370,6 +426,7 @@ def check(
             raise UsageError(f"participation.every_client = true: {why}") from None
         if weights != "uniform":
             raise refusal("algorithm.weights", "'uniform' with participation.every_client = true", weights, "'uniform'")
+    _check_availability(availability, participation, algorithm, clock)
     model, when = f"speed.model = '{speed.model}'", f"doubling.when = '{doubling.when}'"
     if algorithm.invites_all(0) and speed.needs_end:
         why = f"begins with a round that waits for everybody, but the times of {model} follow from the deadline"
@@ -380,6 +437,23 @@ def check(
     if doubling.when == "theory" and not speed.known("wall"):
         why = f"needs to know how long the first n visits take, which {model} does not tell"
         raise UsageError(f"{when} {why}; did you mean doubling.when = 'plateau'?")
+
+
+def _check_availability(
+    availability: Availability, participation: Participation, algorithm: Method, clock: str
+) -> None:
+    """Refuse clients that come and go where all are needed, or where nobody knows what they have done."""
+    key = f"availability.model = '{availability.model}'"
+    if availability.model == "always":
+        return
+    if algorithm.invites_all(0):
+        raise UsageError(f"{key}: algorithm.name = '{algorithm.name}' begins with a round of all clients")
+    if clock == "wall" and availability.leave:
+        why = "in real time clients are asked who are there, and stay until they are done"
+        raise UsageError(f"availability.leaves: {why}: expected 'stays', got '{availability.leaves}'")
+    if participation.by_arrivals and (clock == "wall" or availability.leaves == "partial"):
+        what = f"{key} with clock = 'wall'" if clock == "wall" else "availability.leaves = 'partial'"
+        raise UsageError(f"{what} does not go with participation.close = 'arrivals'; did you mean 'deadline'?")
 
 
 def _check_arrivals(algorithm: Method) -> None:
@@ -420,18 +494,22 @@ class Flights:
         Seconds since the start of the run.
     drawn : int
         How often it was drawn who is sent out: each draw has a key of its own.
+    leaves : bool [clients]
+        Whether, when it is due, it leaves without having done its visit.
     """
 
     version: Ints
     number: Ints
     due: Floats
+    leaves: NDArray[np.bool_]
     now: float = 0.0
     drawn: int = 0
 
     @classmethod
     def none(cls, clients: int) -> Flights:
         """Nobody has been sent out yet."""
-        return cls(np.full(clients, -1), np.zeros(clients, dtype=np.int64), np.full(clients, np.nan))
+        none = np.zeros(clients, dtype=np.int64)
+        return cls(np.full(clients, -1), none, np.full(clients, np.nan), none.astype(np.bool_))
 
     @property
     def waiting(self) -> Ints:
@@ -442,7 +520,9 @@ class Flights:
         """Return what a checkpoint remembers, arrays by name; nothing where nobody was ever sent out."""
         if (self.version < 0).all():
             return {}
-        return {PREFIX + name: np.asarray(value) for name, value in vars(self).items()}
+        return {
+            PREFIX + name: np.asarray(value) for name, value in vars(self).items() if name != "leaves" or value.any()
+        }
 
     @classmethod
     def restored(cls, saved: Mapping[str, Any], clients: int) -> Flights:
@@ -450,7 +530,9 @@ class Flights:
         if PREFIX + "now" not in saved:
             return cls.none(clients)
         version, number, due = (saved[PREFIX + name].copy() for name in ("version", "number", "due"))
-        return cls(version, number, due, float(saved[PREFIX + "now"]), int(saved[PREFIX + "drawn"]))
+        leaves = np.zeros(clients, dtype=np.bool_)  # checkpoints of runs whose clients stay do not have it
+        leaves |= saved.get(PREFIX + "leaves", leaves).astype(np.bool_)
+        return cls(version, number, due, leaves, float(saved[PREFIX + "now"]), int(saved[PREFIX + "drawn"]))
 
     def chosen(self, seed: int, rules: Participation, members: Ints, round: int) -> Ints:
         """Return who of the `members` is sent out now, with the state of this round, ascending ids."""
@@ -519,20 +601,25 @@ class Queue:
         fruitless, full = 0, False
         while not full:
             client = int(np.nanargmin(flights.due)) if len(flights.waiting) else -1
-            due = float(flights.due[client]) if client >= 0 else inf
-            if due > end * (1 + CLOSE):  # ends are sums of many deadlines
+            due, comes = float(flights.due[client]) if client >= 0 else inf, self._comes(round)
+            if min(due, comes) > end * (1 + CLOSE):  # ends are sums of many deadlines
                 flights.now = end
                 break
+            if comes < due:
+                flights.now = comes
+                self._send(round)
+                continue
             if due == inf:
                 raise RunError(f"round {round}: nobody arrives any more: every visit that is under way takes for ever")
             flights.now, flights.due[client] = due, np.nan
             version, number = int(flights.version[client]), int(flights.number[client])
             depth, steps = int(self.depth[client]), int(self.steps[client])
-            if counts(self.run, rules, round - version, depth, steps):
+            left = bool(flights.leaves[client])
+            if not left and counts(self.run, rules, round - version, depth, steps):
                 came.append((client, version, number, due, float(self.seconds[client]), depth, steps))
                 full = enough(self.run, rules, came)
             else:
-                ended[client] = Fate.LATE
+                ended[client] = Fate.LOST if left else Fate.LATE
                 fruitless += 1
                 check_fruitless(round, fruitless)
             if not full and due < end * (1 - CLOSE):
@@ -541,14 +628,27 @@ class Queue:
 
     def _send(self, round: int) -> None:
         """Send clients out for all free places."""
-        run, flights = self.run, self.flights
-        chosen = flights.chosen(run.seed, self.rules, run.members, round)
+        run, flights, members = self.run, self.flights, self.run.members
+        if run.presence is not None:
+            members = members[run.presence.at(flights.now).there[members]]
+        chosen = flights.chosen(run.seed, self.rules, members, round)
         flights.leave(chosen, round)
         for number in np.unique(flights.number[chosen]).tolist():
             some = chosen[flights.number[chosen] == number]
             self._draw(some)
             lasts = np.minimum(self.seconds[some], self.rules.max_seconds or inf)
             flights.due[some] = flights.now + run.times.communication + lasts
+        if run.presence is not None and run.availability.leave:
+            ends = run.presence.ends[chosen]
+            flights.leaves[chosen] = flights.due[chosen] > ends
+            flights.due[chosen] = np.minimum(flights.due[chosen], ends)
+
+    def _comes(self, round: int) -> float:
+        """Return when the next client comes for whom there is a place; inf: never."""
+        run, flights = self.run, self.flights
+        if run.presence is None or len(flights.waiting) >= self.rules.at_work(run.clients):
+            return inf
+        return run.presence.at(flights.now).coming(flights.free(self.rules, run.members, round))
 
     def _draw(self, clients: Ints) -> None:
         """Say how long the visits of clients that begin alike take, and how far they come."""

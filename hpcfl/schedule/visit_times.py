@@ -80,10 +80,11 @@ class VisitTimes:
 
     def depth(self, attempt: Attempt) -> Ints:
         """Return the first layer that each invited client delivers in time, int64 [n], L + 1 for none."""
-        ready = self._timeline(attempt, self.speed.seconds(attempt)).arrives <= attempt.closes_after
+        until = np.reshape(attempt.until(attempt.closes_after), (-1, 1))
+        ready = self._timeline(attempt, self.speed.seconds(attempt)).arrives <= until
         return np.where(ready.any(1), ready.argmax(1), attempt.layers).astype(np.int64) + 1
 
-    def share(self, attempt: Attempt, seconds: Floats, end: float) -> Floats:
+    def share(self, attempt: Attempt, seconds: Floats, end: float | Floats) -> Floats:
         """Return the share of their steps that visits which take `seconds` do by the `end`, float64 [n]."""
         computes = self._work[attempt.cohort] * self.speed.seconds(attempt)
         return np.clip((end - (seconds - computes)) / computes, 0.0, 1.0)

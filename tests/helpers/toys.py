@@ -27,6 +27,7 @@ from hpcfl.models.glm import Glm
 from hpcfl.models.mlp import Mlp
 from hpcfl.mpi.placement import cut
 from hpcfl.mpi.transport import Transport
+from hpcfl.schedule.availability import Availability
 from hpcfl.schedule.doubling import Doubling
 from hpcfl.schedule.participation import Participation, Staleness
 from hpcfl.schedule.plan import Plan
@@ -44,6 +45,7 @@ PLAIN = SimpleNamespace(  # all of a config that a job looks at
     doubling=Doubling(),
     speed=Equal(),
     adds_times=False,
+    availability=Availability(),
     guard=Guard(),
     staleness=Staleness(),
 )

@@ -68,7 +68,8 @@ class Speed(ConfigBase):
     """What takes the seconds that this model says: a whole ``visit``, or each local ``step`` of it, so that who has
     more samples takes longer."""
     scale: float = Field(1.0, gt=0)
-    """All seconds of ``[speed]``, ``[queue]`` and ``[link]`` are multiplied by this, in both clocks."""
+    """All seconds of ``[speed]``, ``[queue]``, ``[link]`` and ``[availability]`` are multiplied by this, in both
+    clocks."""
     replays: ClassVar[bool] = False
     slows: ClassVar[bool] = True
     needs_end: ClassVar[bool] = False
@@ -141,7 +142,7 @@ class Speed(ConfigBase):
         """Return what each invited client's visit shall do when in real time."""
         return Timeline.computing(self.enforced(attempt), attempt.work_fractions)
 
-    def share(self, attempt: Attempt, seconds: Floats, end: float) -> Floats:
+    def share(self, attempt: Attempt, seconds: Floats, end: float | Floats) -> Floats:
         """Return the share of their steps that visits which take `seconds` do by the `end`, float64 [n]."""
         return np.where(seconds <= end, 1.0, end / seconds)
 
