@@ -18,7 +18,7 @@ from hpcfl.config import Config
 from hpcfl.data import sources
 from hpcfl.models import models
 from hpcfl.schedule.speeds import Speed, speeds
-from hpcfl.schedule.speeds.trace import Recorded
+from hpcfl.schedule.tape import Recorded
 
 
 def sections(cls: type[ConfigBase]) -> Iterator[type[ConfigBase]]:

@@ -55,8 +55,12 @@ def _overlays(**more: Any) -> Callable[[Any], Any]:
     return click.option("--with", "overlays", multiple=True, metavar="FILE[,FILE...]", **more)
 
 
+def _names(*given: Any) -> list[str]:
+    return [name for names in _listed(*given) for name in names]
+
+
 OVERLAYS = _overlays(
-    callback=lambda *given: [name for names in _listed(*given) for name in names],
+    callback=_names,
     help="Merge the keys of a TOML file, or of one that hpcfl list overlays names, onto the config, before --set.",
 )
 FORCE = _flag("--force", "Go on even if the run seems to be running on a host that is gone.")
@@ -376,7 +380,11 @@ def plot(folders: tuple[Path, ...], output: Path, x: tuple[str, ...], **how: Any
 
 
 @cli.command()
-@FOLDERS
+@click.argument("folders", nargs=-1, type=PATH)
+@click.option("--replay", type=PATH, metavar="RUN", help="Run what RUN was with each of --with, on its seconds.")
+@_overlays(callback=_names, help="Of --replay: what else a run has, each by itself.")
+@click.option("--out", type=PATH, metavar="FOLDER", help="Of --replay: the folder of the runs; default RUN-replayed.")
+@DATA_DIR
 @click.option("--target", type=float, metavar="VALUE", help="Also when runs reached it, as in --target 0.9.")
 @click.option("--metric", default="accuracy", show_default=True, help="A metric's name, or test_loss.")
 @click.option(
@@ -387,7 +395,16 @@ def plot(folders: tuple[Path, ...], output: Path, x: tuple[str, ...], **how: Any
     show_default=True,
     help="How it is written; csv and json have plain numbers.",
 )
-def compare(folders: tuple[Path, ...], target: float | None, metric: str, form: str) -> None:
+def compare(
+    folders: tuple[Path, ...],
+    replay: Path | None,
+    overlays: tuple[str, ...],
+    out: Path | None,
+    data_dir: Path | None,
+    target: float | None,
+    metric: str,
+    form: str,
+) -> None:
     """Print when runs reached a target, how their clients fare at the end, and what they cost.
 
     FOLDERS are runs, or folders of runs, such as a sweep's. Runs that differ in nothing but the seed are one row: the
@@ -395,6 +412,14 @@ def compare(folders: tuple[Path, ...], target: float | None, metric: str, form: 
     """
     from hpcfl.results import targets
 
+    if replay is not None:
+        from hpcfl.commands.replay import replayed
+
+        folders += tuple(replayed(replay, overlays, out or Path(f"{replay}-replayed"), data_dir))
+    elif overlays or out:
+        raise UsageError("hpcfl compare: --with and --out are for --replay RUN")
+    if not folders:
+        raise UsageError("hpcfl compare: expected FOLDERS, or --replay RUN --with NAME")
     found = targets.compare(folders, target, metric=metric)
     if form == "table":
         print_table(targets.printed(targets.worded(found, metric, target), terminal_width()))

@@ -114,8 +114,9 @@ def presets() -> Mapping[str, Path]:
 
 
 def overlays() -> Mapping[str, Path]:
-    """The overlays that have names: partial configs in a folder beside the presets that they go with."""
-    return {path.stem: path for path in _files("*/overlays/*.toml")}
+    """The overlays that have names: partial configs in a folder beside the presets that they go with, and worlds."""
+    files = _files("*/overlays/*.toml")
+    return {f"world/{path.stem}" if path.parents[1].name == "worlds" else path.stem: path for path in files}
 
 
 def preset_file(name: str) -> Path:

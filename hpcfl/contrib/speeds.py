@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
@@ -13,14 +12,13 @@ import numpy as np
 from rich.table import Column, Table
 from scipy import stats
 
-from hpcfl.base.errors import UsageError, did_you_mean, toml
+from hpcfl.base.errors import UsageError, toml
 from hpcfl.base.types import Floats
 from hpcfl.config import Config
+from hpcfl.data.formats.csv_file import read_seconds
 from hpcfl.engine.job import Job
 from hpcfl.schedule.plan import Attempt
 
-UNITS = {"_ms": 1e-3, "_us": 1e-6, "_min": 60.0, "_h": 3600.0}
-"""What names of columns end in, and how many seconds one of it is; others are seconds."""
 LAGS = 1, 2, 5, 10
 RESAMPLES = 1000
 OUTLIER, FACTOR = 6.0, 1.5
@@ -66,49 +64,15 @@ def laws(values: Floats) -> dict[str, Fitted]:
     }
 
 
-def read(path: Path, column: str | None, by: Sequence[str]) -> tuple[str, dict[str, Floats]]:
-    """Return the column's name, and its values in seconds by client, in the order of the file.
-
-    Rows without a value, or with 0, are left out. UsageError where the file has no such column, or other values.
-    """
-    if not path.is_file():
-        raise UsageError(f"'{path}': expected a CSV file with a line of names")
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    known = list(rows[0]) if rows else []
-    guessed = column or next((name for name in known if name == "seconds" or name.endswith(("_s", *UNITS))), "seconds")
-    clients = by or [name for name in known if name == "client"]
-    ends = guessed.split("-") if guessed not in known else [guessed]  # of an interval: its end, less its beginning
-    for key, name in (*(("--column", name) for name in ends), *(("--by", name) for name in clients)):
-        if name not in known:
-            raise UsageError(f"{key}: '{path}' has no column '{name}'{did_you_mean(name, known)}")
-    unit = next((seconds for end, seconds in UNITS.items() if guessed.endswith(end)), 1.0)
-    found: dict[str, list[float]] = {}
-    for number, row in enumerate(rows, 2):
-        texts = [(row[name] or "").strip() for name in ends]
-        text = "-".join(texts)
-        try:
-            value = float(texts[0] or 0) - sum(float(each or 0) for each in texts[1:])
-        except ValueError:
-            value = -1.0
-        if value < 0 or not np.isfinite(value):
-            raise UsageError(f"'{path}', line {number}: {guessed} = {text!r}, expected seconds")
-        if value:
-            found.setdefault("/".join(row[name] for name in clients) or str(number), []).append(value * unit)
-    if sum(map(len, found.values())) < 3:
-        raise UsageError(f"'{path}': expected three values of {guessed} above 0 at least")
-    return guessed, {client: np.array(values) for client, values in found.items()}
-
-
 def fit(path: Path, column: str | None = None, by: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what ``hpcfl speeds fit`` prints last; errors as `read`.
+    """Return what ``hpcfl speeds fit`` prints last; errors as `read_seconds`.
 
     Laws are compared by AIC over all values. ``between`` and ``within`` are standard deviations of the logarithm: of
     the clients' means, and of values about them (of those with three values or more). ``persistence`` is the lag-1
     autocorrelation of these deviations, the mean over clients, null where none has so many values; ``lags`` has more,
     with 95 % intervals by the bootstrap over clients.
     """
-    name, clients = read(path, column, by)
+    name, clients = read_seconds("--column", "--by", path, column, by)
     values = np.concatenate([*clients.values()])
     if values.max() == values.min():
         raise UsageError(f"'{path}': all values of {name} are {values[0]:g}: expected some that differ")

@@ -11,6 +11,7 @@ from threading import Event
 
 import numpy as np
 
+from hpcfl.algorithms import algorithm_class
 from hpcfl.algorithms.base import Algorithm, Block, Extras, IteratedReduction, Layout, Task, Visits
 from hpcfl.base.blame import blaming
 from hpcfl.base.device_copy import on_host
@@ -30,6 +31,7 @@ from hpcfl.learning.optim import stacked as stacked
 from hpcfl.learning.slots import Slots
 from hpcfl.mpi.placement import Chunk, check_width, chunk_size, cut
 from hpcfl.mpi.transport import Personal
+from hpcfl.schedule.counterfactual import Counterfactual
 from hpcfl.schedule.doubling import Stage
 from hpcfl.schedule.plan import Plan
 from hpcfl.schedule.planner import Flights, Planner
@@ -236,9 +238,12 @@ class Job:
             )
             for kind in kinds.tolist()
         ]
-        steps = np.ones(len(sizes), dtype=np.int64)
+        steps = np.ones(len(sizes))
         if config.speed.per == "step":
-            steps = np.array([max(1, self.algorithm.visit_steps(samples)[0]) for samples in sizes.tolist()])
+            steps = _steps(self.algorithm, sizes)
+            if isinstance(config.speed, Counterfactual) and not config.speed.simulated:
+                table = config.speed.tape.algorithm
+                steps /= _steps(algorithm_class(table["name"]).from_table(table, "algorithm"), sizes)
         given = config.speed, config.queue.times, config.link, config.seed
         return VisitTimes(*given, steps, np.array(down)[parts], up[parts])
 
@@ -386,3 +391,8 @@ class Job:
 def kinds(algorithm: Algorithm, task: Task) -> list[tuple[Shape, int]]:
     """Return for each client what those that are computed together have in common: shapes of features and parts."""
     return list(zip(task.federation.shapes, algorithm.holds(task).tolist()))
+
+
+def _steps(algorithm: Algorithm, sizes: Ints) -> Floats:
+    """Return the local steps of a whole visit of clients with so many samples, 1 at least, float64 [clients]."""
+    return np.array([max(1, algorithm.visit_steps(samples)[0]) for samples in sizes.tolist()], dtype=np.float64)

@@ -95,7 +95,7 @@ def method(keys: Mapping[str, str]) -> tuple[str, str]:
     close, partial = keys.get(CLOSE, "all"), keys.get("participation.partial", "auto")
     if CLOSE in told or (doubles and close == "first"):
         return title, ""
-    if keys.get("speed.model") == "trace":
+    if keys.get("speed.model") == "trace" and keys.get("speed.closing") != "rule":
         return title, "replayed rounds"
     if close == "all":
         return title, WAITS

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,8 +89,11 @@ class Availability(ConfigBase):
     """Spread of the seconds for which a client is there, as in ``[speed]`` (``on-off`` only)."""
     off_spread: float = Field(1.0, gt=0)
     """Spread of the seconds for which it is not (``on-off`` only)."""
+    rhythm: float = Field(0.0, ge=0, lt=1)
+    """How much faster clients come, and more slowly go, at noon of each day than on average, and the other way round
+    at its beginning (``on-off`` only). Means over a day stay nearly what they are."""
     period: float | None = Field(None, gt=0)
-    """Seconds of a day: 86,400 by default of ``diurnal``; a ``table`` begins anew after so many, by default never."""
+    """Seconds of a day, 86,400 by default; a ``table`` begins anew after so many, by default never."""
     share: float = Field(0.5, gt=0, lt=1)
     """Part of the day for which a client is there (``diurnal`` only)."""
     phases: float = Field(1.0, ge=0, le=1)
@@ -107,10 +110,10 @@ class Availability(ConfigBase):
 
     def check(self, clients: int) -> None:
         """Raise UsageError where keys do not go together, or the file is not that of so many clients."""
-        only = dict.fromkeys(("law", "on", "off", "on_spread", "off_spread"), "on-off")
+        only: dict[str, Any] = dict.fromkeys(("law", "on", "off", "on_spread", "off_spread", "rhythm"), "on-off")
         only |= {"share": "diurnal", "phases": "diurnal", "file": "table"}
-        self.check_only_for("availability.", "model", {**only, "period": ("diurnal", "table")})
-        self.check_only_for("availability.", "model", {"leaves": ("on-off", "diurnal", "table")})
+        only |= dict.fromkeys(("leaves", "period"), ("on-off", "diurnal", "table"))
+        self.check_only_for("availability.", "model", only)
         if self.model != "table":
             return
         if self.file is None:
@@ -160,12 +163,30 @@ class Availability(ConfigBase):
             u, lasts = uniforms("interval", seed, clients, numbers), np.empty(len(clients))
             lasts[there] = self.on * law.factor(u[there], self.on_spread)
             lasts[~there] = self.off * law.factor(u[~there], self.off_spread)
-            return since + lasts
+            return self._later(since, lasts, there)
 
         there = uniforms("there", seed, everybody) < self.on / (self.on + self.off)
         u, passed = uniforms("interval", seed, everybody, 0), uniforms("passed", seed, everybody)
         whole = np.where(there, self.on * self._long(u, self.on_spread), self.off * self._long(u, self.off_spread))
-        return (there, (1 - passed) * whole), following
+        return (there, self._later(np.zeros(clients), (1 - passed) * whole, there)), following
+
+    def _later(self, since: Floats, lasts: Floats, there: Bools) -> Floats:
+        """Return when intervals end that last so long on average over the hours of a day."""
+        if not self.rhythm:
+            return since + lasts
+        day = self._day
+        # an interval ends when ∫ (1 ± r cos 2πt/day) dt is what it lasts: + where they are there, - where they are not
+        sway = np.where(there, 1.0, -1.0) * self.rhythm * day / (2 * np.pi)
+        low, high = since + lasts / (1 + self.rhythm), since + lasts / (1 - self.rhythm)
+        for _ in range(60):
+            middle = (low + high) / 2
+            behind = middle - since + sway * (np.sin(2 * np.pi * middle / day) - np.sin(2 * np.pi * since / day))
+            low, high = np.where(behind < lasts, middle, low), np.where(behind < lasts, high, middle)
+        return np.asarray(high)
+
+    @property
+    def _day(self) -> float:
+        return DAY if self.period is None else self.period
 
     def _long(self, survival: Floats, spread: float) -> Floats:
         """Return what is exceeded with these chances by the interval that a moment falls into: long ones hold more."""
@@ -177,7 +198,7 @@ class Availability(ConfigBase):
         return np.asarray(scale * special.gammainccinv(1 + 1 / shape, survival) ** (1 / shape))
 
     def _diurnal(self, seed: int, clients: int) -> tuple[tuple[Bools, Floats], Following]:
-        day = DAY if self.period is None else self.period
+        day = self._day
         begins = self.phases * day * uniforms("phase", seed, np.arange(clients))  # its day, within the first one
         on = self.share * day
         yesterday = begins - day + on  # until when it is there of the day before

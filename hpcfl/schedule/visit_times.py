@@ -30,7 +30,7 @@ class VisitTimes:
     ----------
     wait : Speed or None
         What a visit waits before it starts.
-    steps : int64 [clients]
+    steps : float64 [clients]
         How often each client's visit takes the seconds that `speed` says.
     down : int64 [clients]
         The bytes that each client's visit begins with.
@@ -42,7 +42,7 @@ class VisitTimes:
     wait: Speed | None
     link: Link
     seed: int
-    steps: Ints
+    steps: Floats
     down: Ints
     up: Ints
 

@@ -118,7 +118,7 @@ def test_what_is_listed_as_default_is_what_it_may_be(cls: type[ConfigBase]) -> N
             "algorithm.missing",
             ["  salf: Layer-wise", "    missing = 'exact' ('paper', 'exact', 'empirical' or 'none')  p_l"],
         ),
-        ("speed.model", ["    model = 'none' ('none', 'exponential', 'groups', "]),
+        ("speed.model", ["    model = 'none' ('none', 'bootstrap', 'exponential', 'groups', "]),
         ("speed.means_of", ["  groups: ", "    means_of = [0.1, 10.0] ([number > 0, …])  Mean seconds"]),
         ("speed.trace.run", ["    run = required (string)  The run folder"]),
         ("data.digits.side", ["    side = 8 (4 or 8)  Pixels per side."]),

@@ -14,7 +14,7 @@ from hpcfl.engine.job import Job
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.speeds.base import Equal
 from hpcfl.schedule.speeds.drawn import Exponential, UniformDepth
-from hpcfl.schedule.speeds.trace import Tape
+from hpcfl.schedule.tape import Tape
 from hpcfl.testing.runs import play, resume, same, table
 
 ADAPTIVE = {"close": "deadline", "deadline": "adaptive"}

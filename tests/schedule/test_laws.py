@@ -15,7 +15,7 @@ import hpcfl
 from hpcfl.commands.cli import main
 from hpcfl.schedule.plan import Attempt
 from hpcfl.schedule.speeds import speed_class
-from hpcfl.schedule.speeds.laws import Law, normals
+from hpcfl.schedule.speeds.laws import Law, in_slow_phase, normals
 
 SPREADS = 0.2, 0.78, 1.0
 
@@ -141,9 +141,106 @@ def test_a_resumed_run_draws_what_one_without_a_break_draws(tmp_path: Path) -> N
         (["speed.model=shifted-exponential", "speed.within=1.5"], "speed.within"),
         (["speed.model=lognormal", "speed.mean=0"], "speed.mean"),
         (["speed.model=log-normal"], "did you mean 'lognormal'?"),
+        (["speed.model=lognormal", "speed.slow=0.5"], "speed.slow"),
+        (
+            ["speed.model=lognormal", "speed.slow_share=0.2"],
+            "speed.slow_share = 0.2 has no meaning with speed.slow = 1",
+        ),
+        (
+            ["speed.model=lognormal", "speed.slow=2", "speed.slow_share=0.9", "speed.slow_rounds=2"],
+            "speed.slow_rounds = 2: speed.slow_share = 0.9 needs phases of 9 rounds at least",
+        ),
     ],
 )
 def test_what_no_law_can_have_is_refused(keys: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "wait-digits", *(word for key in keys for word in ("--set", key))]) == 2
+    (line,) = capsys.readouterr().err.splitlines()[-1:]
+    assert said in line
+
+
+def phases(share: float, lasts: float, rounds: int = 3000, clients: int = 60) -> Any:
+    return np.array([in_slow_phase(3, clients, share, lasts, place, 0) for place in range(rounds)])
+
+
+def test_slow_phases_last_as_long_as_they_should() -> None:
+    """A Markov chain: its share, its mean phases, and from round to round the chance 1/lasts to end one."""
+    slow = phases(0.2, 8.0)
+    assert slow.mean() == pytest.approx(0.2, abs=0.01)
+    ends = (slow[:-1] & ~slow[1:]).sum() / slow[:-1].sum()
+    begins = (~slow[:-1] & slow[1:]).sum() / (~slow[:-1]).sum()
+    assert ends == pytest.approx(1 / 8, rel=0.05)
+    assert begins == pytest.approx(0.2 / 0.8 / 8, rel=0.05)
+    assert slow[0].mean() == pytest.approx(0.2, abs=0.2)
+    for place in (7, 2, 2, 9):
+        np.testing.assert_array_equal(in_slow_phase(3, 60, 0.2, 8.0, place, 0), slow[place])
+        np.testing.assert_array_equal(in_slow_phase(3, 60, 0.2, 8.0, place, 4), slow[place])
+
+
+@pytest.mark.parametrize("within", [0.0, 0.4])
+def test_visits_in_slow_phases_take_longer_and_chances_know_it(within: float) -> None:
+    speed = law("weibull", mean=1.5, between=0.3, within=within, slow=3.0, slow_share=0.25, slow_rounds=4.0)
+    plain = law("weibull", mean=1.5, between=0.3, within=within)
+    each = [attempt(place, closes_after=2.0) for place in range(6000)]
+    seconds = np.array([speed.seconds(one) for one in each])
+    slow = phases(0.25, 4.0, 6000, 5)
+    np.testing.assert_allclose(seconds, np.array([plain.seconds(one) for one in each]) * np.where(slow, 3.0, 1.0))
+    np.testing.assert_allclose(seconds.mean(0), speed.paces(3, 5), rtol=0.08)
+    there = (seconds[:, :, None] * [1.0, 0.5] <= 2.0).mean(0)
+    np.testing.assert_allclose(there, speed.arrival(each[0]), atol=0.04)
+    np.testing.assert_allclose(speed.in_time(each[0], np.tile([2.0, 4.0], (5, 1))), speed.arrival(each[0]), rtol=1e-12)
+    assert speed.redrawn
+
+
+MEASURED = "client,ms_ms\na,1000\na,3000\nb,500\nb,\nb,700\nb,900\n"
+
+
+def test_measured_seconds_are_drawn_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(MEASURED)
+    everybody = {"model": "bootstrap", "file": str(tmp_path / "a.csv")}
+    pooled = speed_class("bootstrap").from_table(everybody, "speed")
+    each = [attempt(place, clients=40, closes_after=0.8) for place in range(400)]
+    seconds = np.array([pooled.seconds(one) for one in each])
+    values, counts = np.unique(seconds, return_counts=True)
+    assert values.tolist() == pytest.approx([0.5, 0.7, 0.9, 1.0, 3.0])
+    assert stats.chisquare(counts).pvalue > 0.001
+    assert pooled.paces(3, 40).tolist() == pytest.approx([1.22] * 40)
+    np.testing.assert_allclose(
+        pooled.arrival(each[0]), [[0.4, 0.8]] * 40
+    )  # by .8 s of the first layer, 1.6 of the other
+    own = speed_class("bootstrap").from_table({**everybody, "by": "client", "sorted": True}, "speed")
+    seconds = np.array([own.seconds(one) for one in each])
+    kinds = [tuple(np.unique(column).round(9).tolist()) for column in seconds.T]
+    assert set(kinds) == {(0.5, 0.7, 0.9), (1.0, 3.0)}
+    assert kinds == sorted(kinds)
+    means = own.paces(3, 40)
+    np.testing.assert_allclose(seconds.mean(0), means, rtol=0.12)
+    assert (np.diff(means) >= 0).all()
+    there = (seconds[:, :, None] * [1.0, 0.5] <= 0.8).mean(0)
+    np.testing.assert_allclose(there, own.arrival(each[0]), atol=0.11)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({}, "speed.file: missing"),
+        ({"file": "none.csv"}, "no such file"),
+        ({"file": "FILE", "column": "ms_m"}, "did you mean 'ms_ms'?"),
+        ({"file": "FILE", "by": "clients"}, "speed.by"),
+        ({"file": "BAD"}, "line 2: seconds = 'x', expected seconds"),
+        ({"file": "BINARY"}, "truncated or damaged, expected a CSV file"),
+    ],
+)
+def test_measured_seconds_that_are_none(keys: dict[str, str], said: str, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "FILE").write_text(MEASURED)
+    (tmp_path / "BAD").write_text("seconds\nx\n1\n2\n")
+    (tmp_path / "BINARY").write_bytes(b"seconds\n\xff\xfe\x00\n")
+    places = {name: str(tmp_path / name) for name in ("FILE", "BAD", "BINARY")}
+    words = [f"speed.{key}='{places.get(value, value)}'" for key, value in keys.items()]
+    assert (
+        main(
+            ["check", "wait-digits", *(each for word in ("speed.model=bootstrap", *words) for each in ("--set", word))]
+        )
+        == 2
+    )
     (line,) = capsys.readouterr().err.splitlines()[-1:]
     assert said in line

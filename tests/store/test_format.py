@@ -14,7 +14,7 @@ import hpcfl
 from hpcfl import store
 from hpcfl.base.errors import UsageError
 from hpcfl.commands.cli import main
-from hpcfl.schedule.speeds.trace import Tape
+from hpcfl.schedule.tape import Tape
 from hpcfl.testing.runs import play, table, toml
 from strange.test_folders import content, listed_anew
 

@@ -14,9 +14,10 @@ from math import exp, sqrt
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
-from hpcfl.base.errors import refusal
+from hpcfl.base.errors import UsageError, no_meaning, refusal
 from hpcfl.base.lazy import Lazy
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats
@@ -26,6 +27,7 @@ from hpcfl.schedule.speeds.base import NO_ATTEMPT, Speed
 
 special, optimize = Lazy("scipy.special"), Lazy("scipy.optimize")
 _last: dict[tuple[int, int, float], tuple[int, Floats]] = {}  # round and z of a run: the next ones follow from it
+_last_phase: dict[tuple[int, int, float, float], tuple[int, NDArray[np.bool_]]] = {}
 
 
 def normals(seed: int, clients: int, persistence: float, round: int, number: int) -> Floats:
@@ -48,6 +50,25 @@ def normals(seed: int, clients: int, persistence: float, round: int, number: int
     return _next(z, own, persistence)
 
 
+def in_slow_phase(seed: int, clients: int, share: float, rounds: float, round: int, number: int) -> NDArray[np.bool_]:
+    """Return who is in a slow phase in a round, bool [clients]: a Markov chain, the same whatever was asked for before.
+
+    Void attempts at a round are in it too; rounds that are none of the run are drawn one by one.
+    """
+    if number == NO_ATTEMPT:
+        return keyed(seed, "slow", round, step=number).random(clients) < share
+    key = seed, clients, share, rounds
+    at, slow = _last_phase.get(key, (-1, None))
+    if slow is None or at > round:
+        at, slow = 0, keyed(seed, "slow").random(clients) < share
+    for each in range(at + 1, round + 1):
+        u = keyed(seed, "slow", each).random(clients)
+        slow = np.where(slow, u >= 1 / rounds, u < share / (1 - share) / rounds)
+    _last_phase.clear()
+    _last_phase[key] = round, slow
+    return slow
+
+
 def _next(z: Floats, fresh: Floats, persistence: float) -> Floats:
     return persistence * z + sqrt(1 - persistence**2) * fresh
 
@@ -63,6 +84,13 @@ class Law(Speed):
     """Spread of one client's visits about its mean. 0: all take the same."""
     persistence: float = Field(0.0, gt=-1, lt=1)
     """How much of a visit's deviation is there in the next round: the lag-1 autocorrelation of z, see above."""
+    slow: float = Field(1.0, ge=1)
+    """By how much a client is slower while it is in a slow phase, beside all else (fail-slow). The `mean` is that of
+    other visits."""
+    slow_share: float = Field(0.1, gt=0, lt=1)
+    """Share of the visits that are in slow phases."""
+    slow_rounds: float = Field(10.0, ge=1)
+    """Mean number of rounds that a slow phase lasts; it ends with the same chance in each."""
     sorted: bool = False
     """Number clients from fast to slow. With ``data.label_groups``, speeds then go with labels."""
 
@@ -75,33 +103,60 @@ class Law(Speed):
         """Return the chances not to exceed a factor; `spread` is above 0."""
 
     def check(self, participation: Participation, clock: str = "simulated") -> None:
+        idle = {"slow_share": 0.1, "slow_rounds": 10.0}
+        for key, value in idle.items() if self.slow == 1 else ():
+            if getattr(self, key) != value:
+                raise no_meaning(f"speed.{key}", getattr(self, key), "speed.slow = 1")
+        if (least := self.slow_share / (1 - self.slow_share)) > self.slow_rounds:
+            why = f"speed.slow_share = {self.slow_share:g} needs phases of {least:.3g} rounds at least"
+            raise UsageError(f"speed.slow_rounds = {self.slow_rounds:g}: {why}")
         if self.persistence and not self.within:
             raise refusal("speed.persistence", "0 with speed.within = 0: all visits take the same", self.persistence, 0)
 
     def paces(self, seed: int, clients: int) -> Floats:
+        paces = self._means(seed, clients)
+        return paces if self.slow == 1 else paces * (1 + self.slow_share * (self.slow - 1))
+
+    def _means(self, seed: int, clients: int) -> Floats:
+        """Return every client's mean seconds per visit outside of slow phases, float64 [clients]."""
         paces = self.mean * self._factors(keyed(seed, "pace").standard_normal(clients), self.between)
         return np.sort(paces) if self.sorted else paces
 
     def seconds(self, attempt: Attempt) -> Floats:
-        z = normals(attempt.seed, attempt.clients, self.persistence, attempt.round, attempt.number)
-        return (self.paces(attempt.seed, attempt.clients) * self._factors(z, self.within))[attempt.cohort]
+        seed, clients, place = attempt.seed, attempt.clients, (attempt.round, attempt.number)
+        z = normals(seed, clients, self.persistence, *place)
+        seconds = self._means(seed, clients) * self._factors(z, self.within)
+        if self.slow > 1:
+            slow = in_slow_phase(seed, clients, self.slow_share, self.slow_rounds, *place)
+            seconds = np.where(slow, self.slow * seconds, seconds)
+        return seconds[attempt.cohort]
 
     def arrival(self, attempt: Attempt) -> Floats:
         """Return the chance of the law that each layer is there in time, given the client's mean, float64 [n, L]."""
-        if not self.within:
+        if not self.redrawn:
             return super().arrival(attempt)
-        paces = self.paces(attempt.seed, attempt.clients)[attempt.cohort]
-        return self.chance(attempt.closes_after / np.outer(paces, attempt.work_fractions), self.within)
+        paces = self._means(attempt.seed, attempt.clients)[attempt.cohort]
+        return self._chance(attempt.closes_after / np.outer(paces, attempt.work_fractions))
 
     @property
     def redrawn(self) -> bool:
-        return bool(self.within)
+        return self.within > 0 or self.slow > 1
 
     def in_time(self, attempt: Attempt, limits: Floats) -> Floats:
-        if not self.within:
+        if not self.redrawn:
             return super().in_time(attempt, limits)
-        paces = self.paces(attempt.seed, attempt.clients)[attempt.cohort]
-        return self.chance(np.maximum(0.0, limits) / paces[:, None], self.within)
+        paces = self._means(attempt.seed, attempt.clients)[attempt.cohort]
+        return self._chance(np.maximum(0.0, limits) / paces[:, None])
+
+    def _chance(self, factor: Floats) -> Floats:
+        """Return the chances not to exceed a factor, in slow phases or not."""
+
+        def chance(factor: Floats) -> Floats:
+            return self.chance(factor, self.within) if self.within else (factor >= 1).astype(np.float64)
+
+        if self.slow == 1:
+            return chance(factor)
+        return (1 - self.slow_share) * chance(factor) + self.slow_share * chance(factor / self.slow)
 
     def quantile(self, attempt: Attempt, chance: float) -> Floats:
         """Return the seconds that each invited client's visit does not exceed with this chance, float64 [n]."""

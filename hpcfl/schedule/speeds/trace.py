@@ -2,96 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import AfterValidator, SerializeAsAny
+from pydantic import AfterValidator
 
-from hpcfl import store
-from hpcfl.base.config import ConfigBase, recorded
-from hpcfl.base.errors import RunError, UsageError, UserError, listed, refusal
+from hpcfl.base.errors import RunError, UsageError, refusal
 from hpcfl.base.types import Computing, Floats, Ints
+from hpcfl.schedule.counterfactual import Counterfactual
 from hpcfl.schedule.participation import Participation, Staleness
 from hpcfl.schedule.plan import Arrivals, Attempt, Fate, Plan
-from hpcfl.schedule.speeds import speed_class
 from hpcfl.schedule.speeds.base import CLOSE, Costs, Speed
-
-COLUMNS = ("cohort", "version", "depth", "visit_seconds", "round_seconds", "repeats", "deadline")
-ARRIVALS = ("client", "version", "number", "depth", "visit_seconds", "seconds", "steps")
-"""Columns of a run whose rounds arrivals ended; they begin with ``arrival_``."""
-
-
-class Recorded(ConfigBase):
-    """What of a recorded run's config its rounds followed from."""
-
-    seed: int
-    clock: str
-    speed: SerializeAsAny[Speed]
-    participation: Participation
-
-    @classmethod
-    def of(cls, text: str) -> Recorded:
-        """Return that of a recorded config, JSON; ValueError or KeyError if it is none."""
-        table = recorded(text)
-        speed = speed_class(table["speed"]["model"])
-        return cls(
-            seed=table["seed"],
-            clock=table["clock"],
-            speed=speed.from_table(table["speed"], "speed"),
-            participation=Participation.from_table(table["participation"], "participation"),
-        )
-
-
-@dataclass(frozen=True)
-class Tape:
-    """What a run folder says about its rounds.
-
-    Attributes
-    ----------
-    columns : dict of str to array
-        `COLUMNS`, by round and (up to ``visit_seconds``) client; and ``steps``, if visits were cut short at a step, and
-        ``fate``, if it was recorded.
-    arrivals : dict of str to array
-        `ARRIVALS`, by round, the visits that ended it in the order of their arrival; empty: they did not end rounds.
-    """
-
-    config: Recorded
-    chunk: int
-    computing: Computing
-    layers: int
-    columns: Mapping[str, NDArray[Any]]
-    arrivals: Mapping[str, NDArray[Any]]
-
-    @classmethod
-    def read(cls, run: str) -> Tape:
-        """Read a run folder; UsageError where there is none, or it cannot be replayed, or not whole."""
-        try:
-            data = store.open_run(run)
-        except UserError as error:
-            raise UsageError(f"speed.run: {error}") from None
-        if "lost" in data.attrs:
-            raise UsageError(f"speed.run: '{run}' has lost rounds {listed(data.attrs['lost'])} to damage: run it again")
-        try:
-            config = Recorded.of(data.attrs["config"])
-        except (UsageError, ValueError, KeyError) as error:
-            reason = f"{error} is missing" if isinstance(error, KeyError) else str(error).splitlines()[0]
-            raise UsageError(f"speed.run: '{run}' has no config that can be read: {reason}") from None
-        if not data.sizes["round"]:
-            raise UsageError(f"speed.run: '{run}' has recorded no round yet")
-        lacking = [name for name in COLUMNS if name not in data]
-        if lacking:
-            raise UsageError(f"speed.run: '{run}' did not record {', '.join(lacking)}: run it again")
-        columns = {name: data[name].values for name in (*COLUMNS, "steps", "fate") if name in data}
-        arrivals = {name: data[f"arrival_{name}"].values for name in ARRIVALS if f"arrival_{name}" in data}
-        chunk = int(data.attrs.get("chunk", 1))
-        computing = json.loads(data.attrs.get("computing", "{}")).get("how", "vmapped")
-        return cls(config, chunk, computing, data.sizes["layer"], columns, arrivals)
+from hpcfl.schedule.tape import Tape
 
 
 class Trace(Speed):
@@ -103,9 +29,20 @@ class Trace(Speed):
     """
 
     model: Literal["trace"] = "trace"
+    closing: Literal["recorded", "rule"] = "recorded"
+    """Which rounds: ``recorded``, those of the run. ``rule``: those of this config, its method, participation and
+    deadline, by the seconds that each client's visits have taken in the run; what it does not know of these is drawn,
+    see `hpcfl.schedule.counterfactual`."""
     run: Annotated[str, AfterValidator(lambda run: str(Path(run).absolute()))]  # a resumption may start elsewhere
     """The run folder that is replayed. One that goes on counts with the rounds that it has recorded so far."""
     replays: ClassVar[bool] = True
+
+    @classmethod
+    def from_table(cls, table: Any, where: str) -> Speed:  # type: ignore[override]
+        """Return the section in a table: with ``closing = "rule"`` another class."""
+        if isinstance(table, dict) and table.get("closing") == "rule":
+            return Counterfactual.from_table(table, where)
+        return super().from_table(table, where)
 
     @cached_property
     def tape(self) -> Tape:
