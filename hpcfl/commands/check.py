@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate, chain
 from math import inf, isnan, prod
@@ -12,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from hpcfl.algorithms import ServerState
-from hpcfl.base.errors import listed
+from hpcfl.base.errors import RunError, listed
 from hpcfl.base.lazy import torch
+from hpcfl.base.rng import key_as_seed
 from hpcfl.commands.contributed import contributed
 from hpcfl.config import Config
 from hpcfl.data import Federation, Header
@@ -25,11 +27,14 @@ from hpcfl.learning.config import METRICS
 from hpcfl.mpi.devices import described
 from hpcfl.mpi.placement import TWO_LEVEL, Tree, lane_topologies, tree
 from hpcfl.schedule.plan import Plan
+from hpcfl.schedule.planner import Planner
 from hpcfl.sums.message import Block
 
 Facts = Iterator[tuple[str, str]]
 """What a line is about, and what it says."""
 PREVIEW = 200  # rounds over which the plan is averaged
+OTHER_SEEDS, THEIR_ROUNDS = 9, 50  # whose range is an interval of 80 %
+SHORT = 20_000  # visits up to which rounds are planned by other seeds too
 LOOKED_AT = 256 << 20
 """Bytes of samples, as float32, up to which clients' features are looked at."""
 FARTHEST = 100.0
@@ -147,6 +152,28 @@ def _rounds(job: Job, ranks: int) -> Facts:
     seconds, repeats = (sum(each) / len(plans) for each in zip(*((plan.duration, plan.repeats) for plan in plans)))
     attempts = f", {repeats:.3g} void attempts included" if repeats else ""
     yield "time", f"{seconds:.3g} simulated seconds per round{attempts}"
+    yield "in all", _predicted(job, plans, ranks)
+
+
+def _predicted(job: Job, plans: Sequence[Plan], ranks: int) -> str:
+    """Return in words how long all rounds take, by this seed and by others."""
+    rounds, planner = job.config.rounds, job.planner
+
+    def seconds(plans: Sequence[Plan]) -> float:
+        return sum(plan.duration for plan in plans) * rounds / len(plans)
+
+    said = f"{seconds(plans):.4g} s for {rounds} round{'s' * (rounds > 1)}"
+    if job.config.clock == "wall":
+        said += " and what the machine itself takes"
+    if job.config.speed.replays or len(plans) * planner.clients > SHORT:
+        return said
+    others, some = list[float](), min(len(plans), THEIR_ROUNDS)
+    for number in range(OTHER_SEEDS):
+        seed = key_as_seed(job.config.seed, "prediction", number)
+        times = planner.visit_times and replace(planner.visit_times, seed=seed)
+        with suppress(RunError):  # of too few visits
+            others.append(seconds(_planned(job, some, ranks, replace(planner, seed=seed, visit_times=times))))
+    return f"{said}; by {len(others)} other seeds {min(others):.4g} to {max(others):.4g} s" if others else said
 
 
 def _sent(job: Job, ranks: int) -> Facts:
@@ -178,16 +205,17 @@ def _sent(job: Job, ranks: int) -> Facts:
         yield "", found
 
 
-def _planned(job: Job, rounds: int, ranks: int) -> list[Plan]:
+def _planned(job: Job, rounds: int, ranks: int, planner: Planner | None = None) -> list[Plan]:
     """The plans of the first rounds; stages of doubling participant sets end only where that is known before."""
-    planner, stage, planned = job.planner, job.planner.first_stage, []
+    planner = planner or job.planner
+    stage, planned = planner.first_stage, list[Plan]()
     if planner.participation.by_arrivals:
         fewer = planner.participation.model_copy(update={"concurrency": _at_work(job, ranks)})
         planner = replace(planner, participation=fewer)
     plans = planner.plans(0, lambda: stage.number)
     for round_ in range(rounds):
         planned.append(next(plans))
-        stage = job.planner.next_stage(round_, stage, -1.0)
+        stage = planner.next_stage(round_, stage, -1.0)
     return planned
 
 

@@ -496,17 +496,24 @@ def speeds() -> None:
 @click.option("--column", metavar="NAME", help="Column of the seconds; of other units by its end: _ms, _us, _min, _h.")
 @click.option("--by", multiple=True, metavar="NAME", help="Column that says whose a row is (default: client).")
 @_flag("--json", "as_json", "One JSON object alone.")
-def fit(file: Path, column: str | None, by: tuple[str, ...], as_json: bool) -> None:
+@click.option("-o", "--output", type=PATH, metavar="FILE", help="Draw values, laws and lags: .png, .pdf or .svg.")
+def fit(file: Path, column: str | None, by: tuple[str, ...], as_json: bool, output: Path | None) -> None:
     """Compare laws of the seconds in a CSV FILE; print a section [speed] to paste, and one JSON object last.
 
     Rows of one client are in the order of time: from them follows how long it stays slow.
     """
+    from hpcfl.commands.plot import check_kind, save
+
+    if output is not None:
+        check_kind(output)
     module = contributed("speeds")
     found = module.fit(file, column, by)
     if not as_json:
         table, *lines = module.told(found)
         print_table(table)
         _echo(lines)
+    if output is not None:
+        save(module.picture(file, column, by), output)
     _echo([json.dumps(found)])
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib import rc_context
 from rich.table import Column, Table
 from scipy import stats
 
@@ -17,6 +18,7 @@ from hpcfl.base.types import Floats
 from hpcfl.config import Config
 from hpcfl.data.formats.csv_file import read_seconds
 from hpcfl.engine.job import Job
+from hpcfl.results.drawing import COLOURS, INCHES, STYLE, Picture
 from hpcfl.schedule.plan import Attempt
 
 LAGS = 1, 2, 5, 10
@@ -99,6 +101,28 @@ def fit(path: Path, column: str | None = None, by: Sequence[str] = ()) -> dict[s
         "values": len(values),
         "laws": dict(sorted(found.items(), key=lambda pair: float(pair[1]["aic"]))),
     }
+
+
+def picture(path: Path, column: str | None = None, by: Sequence[str] = ()) -> Picture:
+    """Return a picture of what `fit` has found: how often values are exceeded, and how long deviations last."""
+    found = fit(path, column, by)
+    _, clients = read_seconds("--column", "--by", path, column, by)
+    values, drawn = np.sort(np.concatenate([*clients.values()])), laws(np.concatenate([*clients.values()]))
+    with rc_context(STYLE):
+        made = Picture(figsize=(INCHES["page"], 2.4), layout="constrained")
+        left, right = made.subplots(1, 2)
+        left.loglog(values, 1 - np.arange(len(values)) / len(values), color="#000000", label="measured")
+        at = np.geomspace(values[0], values[-1], 200)
+        for color, name in zip(COLOURS, [*found["laws"]][:3]):
+            left.loglog(at, drawn[name].distribution.sf(at), color=color, linewidth=0.8, label=name)
+        left.set(xlabel="seconds", ylabel="share of values above", ylim=(0.5 / len(values), 1.5))
+        left.legend()
+        for lag, (rho, low, high) in found["lags"].items():
+            right.errorbar(int(lag), rho, [[rho - low], [high - rho]], color=COLOURS[0], marker="o", capsize=2)
+        right.axhline(0, color="#000000", linewidth=0.6)
+        said = "autocorrelation of log seconds" if found["lags"] else "no order in time is known"
+        right.set(xlabel="lag in rows of a client", ylabel=said, ylim=(-0.5, 1.05))
+    return made
 
 
 def correlation(deviations: Sequence[Floats], lag: int) -> tuple[float, float, float] | None:

@@ -13,7 +13,7 @@ import pytest
 
 from hpcfl.commands.cli import main
 from hpcfl.config import load
-from hpcfl.contrib.speeds import changes, fit
+from hpcfl.contrib.speeds import changes, fit, picture
 from hpcfl.schedule.plan import Attempt
 
 PUBLISHED = Path(os.environ.get("HPCFL_DATA", "nowhere")) / "speeds"
@@ -137,3 +137,21 @@ def test_published_measurements() -> None:
     assert fit(PUBLISHED / "cluster_ar.csv", None, ["dp_rank", "stage"])["slow"] == {
         "0/0": pytest.approx(2.36, abs=0.02)
     }
+
+
+def test_the_picture_has_values_laws_and_lags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(2)
+    file = table(tmp_path / "a.csv", rng.lognormal(0.0, 0.3, (60, 8)))
+    left, right = picture(file).axes
+    measured, *drawn = left.lines
+    assert measured.get_xdata().tolist() == sorted(measured.get_xdata())
+    assert measured.get_ydata()[[0, -1]].tolist() == pytest.approx([1.0, 1 / 480])
+    assert [line.get_label() for line in drawn] == [*fit(file)["laws"]][:3]
+    for line in drawn[:1]:  # of the law that fits best
+        there = np.interp(line.get_xdata(), measured.get_xdata(), measured.get_ydata())
+        assert np.abs(there - line.get_ydata()).max() < 0.08
+    assert (left.get_xlabel(), right.get_ylabel()) == ("seconds", "autocorrelation of log seconds")
+    assert main(["speeds", "fit", str(file), "-o", str(tmp_path / "new" / "a.svg"), "--json"]) == 0
+    assert (tmp_path / "new" / "a.svg").stat().st_size > 1000
+    assert main(["speeds", "fit", str(file), "-o", str(tmp_path / "a.svk")]) == 2
+    assert "did you mean 'svg'" in capsys.readouterr().err

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import hpcfl
+from hpcfl.commands.check import report
 from hpcfl.commands.cli import main
 from hpcfl.config import load
 from hpcfl.engine.job import Job
@@ -268,3 +269,17 @@ def test_what_is_shown_of_speeds_has_all_that_a_visit_takes(capsys: Any) -> None
     words = ["speed.model='none'", "link.latency=5", "queue.model='gamma'", "queue.mean=100"]
     assert main(["speeds", "show", "fedavg-digits", *(word for text in words for word in ("--set", text))]) == 0
     assert " 111 " in capsys.readouterr().out.splitlines()[3]  # 100 in the queue, 2 · 5 on the way, 1 computing
+
+
+@pytest.mark.parametrize("participation", [{}, {"close": "arrivals", "buffer": 2}], ids=["all", "arrivals"])
+def test_a_check_says_how_long_the_run_takes(participation: dict[str, Any], tmp_path: Path, capsys: Any) -> None:
+    world = {"speed": {"model": "lognormal", "between": 0.5, "within": 0.3}, "link": {"up": "20 kB/s"}}
+    overlay = {"rounds": 5, "clients": 4, **world, "participation": participation}
+    run = hpcfl.run("fedavg-digits", overlays=overlay, out=tmp_path / "run")
+    config = load("fedavg-digits", overlays=overlay)
+    said = dict(line.split(maxsplit=1) for line in report(config, config.check(None), None, 1))
+    took = float(run.data["sim_seconds"].values[-1])
+    words = said["in"].split()  # all 12.3 s for 5 rounds; by 9 other seeds 8.1 to 20.2 s
+    assert float(words[1]) == pytest.approx(took, rel=1e-3)
+    assert words[3:9] == ["for", "5", "rounds;", "by", "9", "other"]
+    assert 0 < float(words[10]) < float(words[12])
