@@ -270,7 +270,7 @@ class Config(ConfigBase):
 
     def _check_visit_times(self) -> None:
         """Raise UsageError where what visits take beside computing does not go with the other sections."""
-        self.queue.check(self.participation, self.rounds, self.clients)
+        self.queue.check(self.participation, self.rounds, self.clients, self.clock)
         self.link.check(self.clients)
         self.availability.check(self.clients)
         if not self.adds_times:

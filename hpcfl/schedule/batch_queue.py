@@ -29,7 +29,7 @@ class BatchQueue(ConfigBase):
     persistence: float = Field(0.0, gt=-1, lt=1)
     """How much of a wait's deviation is there in the next round."""
     file: str | None = None
-    """With ``model = "table"``: columns ``client,seconds`` or ``round,client,seconds``, as ``speed.file`` has them."""
+    """With ``model = "table"``: a table of seconds, as ``speed.file`` has them."""
     paths: ClassVar[tuple[str, ...]] = ("file",)
 
     @cached_property
@@ -45,12 +45,12 @@ class BatchQueue(ConfigBase):
             {"model": self.model, **{key: getattr(self, key) for key in keys}}, "queue"
         )
 
-    def check(self, participation: Participation, rounds: int, clients: int) -> None:
+    def check(self, participation: Participation, rounds: int, clients: int, clock: str) -> None:
         """Raise UsageError where keys do not go together, or the file is not of these rounds and clients."""
         if (times := self.times) is None:
             return
         try:
-            times.check(participation)
+            times.check(participation, clock)
             if times.needs_end:
                 raise UsageError(f"speed.file = {self.file!r} has depths, expected seconds")
             times.covers(rounds, clients)

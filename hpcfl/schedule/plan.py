@@ -39,6 +39,8 @@ class Attempt:
         Seconds for which it goes on once it has its quorum.
     leaves : float64 [n] or None
         Seconds after which each client leaves, whether it is done or not; None: nobody does.
+    begins : float
+        When it begins, in seconds since the start of the run; 0 where nobody asks for it.
     """
 
     seed: int
@@ -52,6 +54,7 @@ class Attempt:
     weights: Ints | None = None
     grace: float = 0.0
     leaves: Floats | None = None
+    begins: float = 0.0
 
     @property
     def layers(self) -> int:

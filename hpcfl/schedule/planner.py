@@ -217,7 +217,7 @@ class Planner:
             closes_after = self.participation.closes_after(round, self._seconds)
         facts = self.seed, self.clients, self.work_fractions, round, number, cohort
         if everyone:
-            return Attempt(*facts)
+            return Attempt(*facts, begins=now or 0.0)
         quorum, weights = self.visits(stage), None
         if quorum is not None and self.doubling.by == "samples":
             last = quorum == self.participation.invited(self.clients)  # waits for all, whatever samples they have
@@ -226,7 +226,7 @@ class Planner:
         leaves = None
         if presence is not None and now is not None and self.availability.leave:
             leaves = presence.ends[cohort] - now
-        return Attempt(*facts, closes_after, quorum, weights, self.participation.grace or 0.0, leaves)
+        return Attempt(*facts, closes_after, quorum, weights, self.participation.grace or 0.0, leaves, now or 0.0)
 
     def visits(self, stage: int) -> int | None:
         """Return the visits that a round of this stage waits for; None: all."""

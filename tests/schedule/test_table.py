@@ -69,6 +69,45 @@ def test_rounds_have_paces_of_their_own(tmp_path: Path, suffix: str) -> None:
     np.testing.assert_allclose(job.config.speed.order(0, 7, np.arange(7), 7), wanted, rtol=1e-12)
 
 
+def by_time(path: Path, rows: list[tuple[float, ...]]) -> Path:
+    path.write_text("time,client,seconds\n" + "".join(",".join(map(str, row)) + "\n" for row in rows))
+    return path
+
+
+def test_rounds_take_what_a_table_says_at_the_time_when_they_begin(tmp_path: Path) -> None:
+    """Client 0 takes 1 s, from 10 s on 5 s; client 1 takes 2 s, from 4 s on 1 s."""
+    rows = [(10, 0, 5), (0, 1, 2), (4, 1, 1), (0, 0, 1)]
+    job = job_of(values(by_time(tmp_path / "a.csv", rows), clients=2, participation={"close": "all"}))
+    plans = list(islice(job.planner.plans(), 10))
+    assert [plan.duration for plan in plans] == [2.0, 2.0, *[1.0] * 6, 5.0, 5.0]
+    assert [plan.seconds.tolist() for plan in plans[1:3]] == [[1, 2], [1, 1]]
+    assert next(job.planner.plans(5, begun=9.9)).seconds.tolist() == [1, 1]
+    assert next(job.planner.plans(5, begun=1e9)).seconds.tolist() == [5, 1]
+    assert job.config.speed.paces(0, 2).tolist() == [3.0, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("rows", "more", "said"),
+    [
+        ([(0, 0, 1), (1, 1, 1)], {}, "line 3: expected a row at second 0 before it for client 1"),
+        ([(0, 0, 1), (0, 1, 1), (0, 1, 2)], {}, "line 4: client 1 at second 0 is there twice"),
+        ([(0, 0, 1), (0, 1, 1), (-2, 1, 2)], {}, "line 4: time is -2, expected seconds from 0 on"),
+        ([(0, 0, 1)], {}, "no row for client 1 (clients = 2)"),
+        ([(0, 0, 1), (0, 1, 1)], {"clock": "wall"}, "in simulated time, got clock = 'wall'"),
+        (
+            [(0, 0, 1), (0, 1, 1)],
+            {"participation": {"close": "arrivals", "buffer": 1}},
+            "in simulated time, got participation.close = 'arrivals'",
+        ),
+    ],
+)
+def test_tables_by_time_that_are_none(rows: list[Any], more: dict[str, Any], said: str, tmp_path: Path) -> None:
+    file = by_time(tmp_path / "a.csv", rows)
+    with pytest.raises(UsageError) as error:
+        job_of(values(file, **{"clients": 2, "participation": {"close": "all"}, **more}))
+    assert said in str(error.value)
+
+
 def test_what_arrives_by_a_deadline_is_known(tmp_path: Path) -> None:
     speed = Table(file=str(by_client(tmp_path / "paces.csv")))
     asked = Attempt(0, 7, np.array([1.0, 0.5]), 3, 0, np.array([0, 2, 3]), closes_after=2.0)

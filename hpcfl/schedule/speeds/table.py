@@ -19,7 +19,10 @@ from hpcfl.schedule.plan import Attempt
 from hpcfl.schedule.speeds.base import Speed
 from hpcfl.schedule.speeds.drawn import check_end, reaching, seconds_at
 
-KINDS = ("client", "seconds"), ("round", "client", "seconds"), ("round", "client", "depth")
+KINDS = (
+    *(("client", "seconds"), ("round", "client", "seconds"), ("time", "client", "seconds")),
+    ("round", "client", "depth"),
+)
 HDF5 = (".h5", ".hdf5")
 MOST = 2**31 - 1  # rounds and clients
 
@@ -30,8 +33,9 @@ class Table(Speed):
     model: Literal["table"] = "table"
     file: str = Field(min_length=1)
     """A CSV file, or an HDF5 file (.h5) with a data set for each column. Columns ``client,seconds``: a visit takes so
-    long in each round; ``round,client,seconds``: in this round; ``round,client,depth``: the first layer that is there
-    at the deadline, 1 … L, or L + 1 for none. Rounds and clients count from 0, and all must be there."""
+    long in each round; ``round,client,seconds``: in this round; ``time,client,seconds``: in rounds that begin from this
+    second of the run on, until the client's next row; ``round,client,depth``: the first layer that is there at the
+    deadline, 1 … L, or L + 1 for none. Rounds and clients count from 0, and all must be there."""
     paths: ClassVar[tuple[str, ...]] = ("file",)
 
     @cached_property
@@ -46,8 +50,10 @@ class Table(Speed):
     def _checked(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
         """Return a column as int64, or float64 for seconds; refuse what cannot be."""
         numbers, least = values.astype(np.float64, copy=False), int(name == "depth")
-        if name == "seconds":
-            self._check_rows(name, values, np.isfinite(numbers) & (numbers > 0), "seconds above 0")
+        if name in ("seconds", "time"):
+            expected = "seconds above 0" if name == "seconds" else "seconds from 0 on"
+            right = numbers > 0 if name == "seconds" else numbers >= 0
+            self._check_rows(name, values, np.isfinite(numbers) & right, expected)
             return numbers
         right = (numbers >= least) & (numbers <= MOST) & (numbers == np.rint(numbers))
         self._check_rows(name, values, right, f"a whole number from {least} on")
@@ -64,6 +70,32 @@ class Table(Speed):
     @property
     def needs_end(self) -> bool:  # type: ignore[override]
         return "depth" in self.columns
+
+    @property
+    def by_time(self) -> bool:
+        """Whether rows are those of seconds of the run, not of rounds."""
+        return "time" in self.columns
+
+    @cached_property
+    def _order(self) -> Ints:
+        """The rows of a table by time, client by client and there in the order of time, int64 [rows]."""
+        order = np.lexsort((self.columns["time"], self.columns["client"]))
+        clients, times = (self.columns[name][order] for name in ("client", "time"))
+        for place in np.flatnonzero((np.diff(clients) == 0) & (np.diff(times) == 0))[:1]:
+            row = order[place + 1]
+            raise UsageError(f"{self._row(row)}: client {clients[place]} at second {times[place]:g} is there twice")
+        for place in np.flatnonzero((np.diff(clients, prepend=-1) > 0) & (times > 0))[:1]:
+            raise UsageError(
+                f"{self._row(order[place])}: expected a row at second 0 before it for client {clients[place]}"
+            )
+        return order
+
+    def _at(self, seconds: float, cohort: Ints) -> Floats:
+        """Return what a table by time says at a second of the run, float64 [n]."""
+        clients, times = (self.columns[name][self._order] for name in ("client", "time"))
+        whole = times.max() + 1.0
+        rows = np.searchsorted(clients + times / whole, cohort + min(seconds, times.max()) / whole, side="right") - 1
+        return np.asarray(self.columns["seconds"][self._order][rows])
 
     @cached_property
     def values(self) -> NDArray[Any]:
@@ -85,6 +117,10 @@ class Table(Speed):
         return f" in round {round_}" if "round" in self.columns else ""
 
     def check(self, participation: Participation, clock: str = "simulated") -> None:
+        if self.by_time and (clock != "simulated" or participation.by_arrivals):
+            why = "says how long visits of rounds take that begin at some time, in simulated time"
+            said = f"clock = '{clock}'" if clock != "simulated" else "participation.close = 'arrivals'"
+            raise UsageError(f"speed.file = {self.file!r} {why}, got {said}")
         if not self.needs_end:
             return
         check_end(participation, f"speed.file = {self.file!r} says how far visits are")
@@ -96,7 +132,7 @@ class Table(Speed):
         """Refuse other clients, fewer rounds, and depths that the model does not have."""
         known = self.columns["client"]
         self._check_rows("client", known, known < clients, f"0 … {clients - 1} (clients = {clients})")
-        there_rounds, there = self.values.shape
+        there_rounds, there = (0, len(np.unique(known[self._order]))) if self.by_time else self.values.shape
         if there < clients:
             raise UsageError(f"speed.file: {self.file}: no row for client {there}{self._in(0)} (clients = {clients})")
         if "round" in self.columns and there_rounds < rounds:
@@ -108,6 +144,9 @@ class Table(Speed):
 
     def paces(self, seed: int, clients: int) -> Floats:
         """Return each client's mean seconds, or, which orders them alike, its mean depth, float64 [clients]."""
+        if self.by_time:
+            owners = self.columns["client"]
+            return np.asarray(np.bincount(owners, self.columns["seconds"]) / np.bincount(owners))
         means: Floats = self.values.mean(0, dtype=np.float64)
         return means
 
@@ -126,6 +165,8 @@ class Table(Speed):
 
     def _now(self, attempt: Attempt) -> NDArray[Any]:
         """Return what the table says of the invited, ``[n]``; rounds that only `order` draws begin again."""
+        if self.by_time:
+            return self._at(attempt.begins, attempt.cohort)
         now: NDArray[Any] = self.values[attempt.round % len(self.values), attempt.cohort]
         return now
 
