@@ -24,7 +24,7 @@ ARRIVALS = (
 )
 """Keys that are for rounds which arrivals end."""
 NOT_KNOWN = (
-    "by the deadline, which is not known in real time with speed.model = 'none', nor where clients leave "
+    "by the deadline, which is known neither in real time with speed.model = 'none' nor where clients leave "
     "(availability.leaves) or share an uplink (link.server)"
 )
 Deadline = float | Literal["adaptive"] | tuple[tuple[int, float], ...]

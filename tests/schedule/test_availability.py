@@ -210,8 +210,8 @@ WORLD = {
 )
 def test_a_resumed_run_is_one_without_a_break(participation: dict[str, Any], tmp_path: Path) -> None:
     overlay = {**WORLD, "participation": participation, "rounds": 6, "clients": 8, "checkpoint": {"every": 2}}
-    whole = hpcfl.run("fedavg-digits", overlays=overlay, out=tmp_path / "whole")
-    hpcfl.run("fedavg-digits", overlays=overlay, out=tmp_path / "half", on_round=lambda row: row["round"] == 2)
+    whole = hpcfl.run("wait-digits", overlays=overlay, out=tmp_path / "whole")
+    hpcfl.run("wait-digits", overlays=overlay, out=tmp_path / "half", on_round=lambda row: row["round"] == 2)
     half = hpcfl.resume(tmp_path / "half")
     one, other = recorded(whole.folder), recorded(half.folder)
     for name in ("sim_seconds", "cohort", "arrived", "loss", "fate"):

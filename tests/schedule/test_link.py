@@ -201,8 +201,8 @@ def test_steps_that_count_are_those_that_leave_in_time() -> None:
 def test_runs_are_the_same_when_resumed(tmp_path: Path) -> None:
     config = {**DIGITS, "rounds": 4, "speed": {"model": "weibull", "within": 0.4, "persistence": 0.5}}
     config |= {"queue": {"model": "lognormal", "within": 1.0, "persistence": 0.7}, "link": {"up": "1 MB/s"}}
-    whole = hpcfl.run("fedavg-digits", overlays=config, out=tmp_path / "whole")
-    begun = hpcfl.run("fedavg-digits", overlays={**config, "rounds": 2}, out=tmp_path / "begun")
+    whole = hpcfl.run("wait-digits", overlays=config, out=tmp_path / "whole")
+    begun = hpcfl.run("wait-digits", overlays={**config, "rounds": 2}, out=tmp_path / "begun")
     again = hpcfl.resume(begun.folder, rounds=4)
     assert again.data["sim_seconds"].values.tolist() == whole.data["sim_seconds"].values.tolist()
 
@@ -275,8 +275,8 @@ def test_what_is_shown_of_speeds_has_all_that_a_visit_takes(capsys: Any) -> None
 def test_a_check_says_how_long_the_run_takes(participation: dict[str, Any], tmp_path: Path, capsys: Any) -> None:
     world = {"speed": {"model": "lognormal", "between": 0.5, "within": 0.3}, "link": {"up": "20 kB/s"}}
     overlay = {"rounds": 5, "clients": 4, **world, "participation": participation}
-    run = hpcfl.run("fedavg-digits", overlays=overlay, out=tmp_path / "run")
-    config = load("fedavg-digits", overlays=overlay)
+    run = hpcfl.run("wait-digits", overlays=overlay, out=tmp_path / "run")
+    config = load("wait-digits", overlays=overlay)
     said = dict(line.split(maxsplit=1) for line in report(config, config.check(None), None, 1))
     took = float(run.data["sim_seconds"].values[-1])
     words = said["in"].split()  # all 12.3 s for 5 rounds; by 9 other seeds 8.1 to 20.2 s
