@@ -1,4 +1,4 @@
-"""Links, and clients that come and go, in real time: who is invited, and whose visits come in time."""
+"""Links, and clients that come and go, on ranks: who is invited and comes in time, and the same bits on any number."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from test_rounds import _unhurried  # noqa: F401
 
-from hpcfl.testing.runs import play, recorded, table
+from hpcfl.testing.runs import play, recorded, same, table
 
 pytestmark = pytest.mark.mpi
 
@@ -54,3 +54,23 @@ def test_who_is_there_is_invited_and_nobody_is_waited_for(world: Any, shared_dir
         assert [np.flatnonzero(row == 1).tolist() for row in found["cohort"]] == [[0], [0]]
         assert found["arrived"].tolist() == [[1] + [0] * (clients - 1)] * 2
         assert found["sim_seconds"][0] >= later
+
+
+WORLD = {
+    "speed": {"model": "gamma", "mean": 5.0, "within": 0.5, "slow": 3.0, "slow_share": 0.2},
+    "link": {"up": "50 kB/s", "between": 0.5, "server": "80 kB/s"},
+    "queue": {"model": "lognormal", "within": 0.5, "persistence": 0.5},
+    "availability": {"model": "on-off", "on": 60.0, "off": 30.0},
+}
+
+
+@pytest.mark.parametrize("close", [{"close": "first", "first": 2}, {"close": "arrivals", "buffer": 2}])
+def test_any_number_of_ranks_gives_the_same_bits(world: Any, shared_dir: Path, close: dict[str, Any]) -> None:
+    link = dict(WORLD["link"]) if close["close"] == "first" else {"up": "50 kB/s"}  # shares are not known else
+    values = table("fedavg", "mlp", False, **{**WORLD, "link": link, "participation": close, "rounds": 4})
+    run = play(world, values, shared_dir / "run", world.comm)
+    alone = play(world, values, shared_dir / "alone", None)
+    if world.rank == 0:
+        same(run, alone)
+        invited = (recorded(run)["cohort"] == 1).sum(1)
+        assert invited.min() < recorded(run)["cohort"].shape[1]
