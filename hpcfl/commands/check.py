@@ -146,6 +146,8 @@ def _rounds(job: Job, ranks: int) -> Facts:
     rounds = f"{len(plans)} rounds {'recorded' if speed.replays else 'drawn'}"
     yield "cohort", f"{at_work or f'{len(plans[0].cohort)} invited'}, {counted:.1f} counted on average ({rounds})"
     known = f"chance that nobody reaches layer 1 … L: {layers}"
+    if speed.persists:
+        known += " (over all rounds, not given those before)"
     if isnan(plans[0].miss_probability[0]):
         known = "chances to reach them in time are not known"
     yield "layers", f"{plans[0].layers}" + ("" if at_work else f"; {known}")

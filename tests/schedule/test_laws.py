@@ -244,3 +244,10 @@ def test_measured_seconds_that_are_none(keys: dict[str, str], said: str, tmp_pat
     )
     (line,) = capsys.readouterr().err.splitlines()[-1:]
     assert said in line
+
+
+def test_a_check_says_that_chances_are_not_given_the_rounds_before(capsys: Any) -> None:
+    for persistence, said in ((0.7, True), (0.0, False)):
+        words = ["speed.model=lognormal", "speed.within=0.5", f"speed.persistence={persistence}"]
+        assert main(["check", "salf-digits", *(each for word in words for each in ("--set", word))]) == 0
+        assert ("(over all rounds, not given those before)" in capsys.readouterr().out) == said

@@ -151,6 +151,11 @@ class Speed(ConfigBase):
         """Whether a client's visits differ by chance from round to round."""
         return False
 
+    @property
+    def persists(self) -> bool:
+        """Whether how long a visit takes says something about the client's next one, its mean aside."""
+        return False
+
     def in_time(self, attempt: Attempt, limits: Floats) -> Floats:
         """Return the chance that each invited client's visit takes no more than each limit, float64 [n, K]."""
         return (self.seconds(attempt)[:, None] <= limits).astype(np.float64)

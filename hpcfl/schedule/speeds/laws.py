@@ -142,6 +142,10 @@ class Law(Speed):
     def redrawn(self) -> bool:
         return self.within > 0 or self.slow > 1
 
+    @property
+    def persists(self) -> bool:
+        return self.persistence != 0 or self.slow > 1
+
     def in_time(self, attempt: Attempt, limits: Floats) -> Floats:
         if not self.redrawn:
             return super().in_time(attempt, limits)
