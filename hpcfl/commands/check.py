@@ -26,6 +26,7 @@ from hpcfl.engine.trial import tried
 from hpcfl.learning.config import METRICS
 from hpcfl.mpi.devices import described
 from hpcfl.mpi.placement import TWO_LEVEL, Tree, lane_topologies, tree
+from hpcfl.schedule.counterfactual import Counterfactual
 from hpcfl.schedule.plan import Plan
 from hpcfl.schedule.planner import Planner
 from hpcfl.sums.message import Block
@@ -33,7 +34,7 @@ from hpcfl.sums.message import Block
 Facts = Iterator[tuple[str, str]]
 """What a line is about, and what it says."""
 PREVIEW = 200  # rounds over which the plan is averaged
-OTHER_SEEDS, THEIR_ROUNDS = 9, 50  # whose range is an interval of 80 %
+OTHER_SEEDS, THEIR_ROUNDS = 9, 50
 SHORT = 20_000  # visits up to which rounds are planned by other seeds too
 LOOKED_AT = 256 << 20
 """Bytes of samples, as float32, up to which clients' features are looked at."""
@@ -167,7 +168,8 @@ def _predicted(job: Job, plans: Sequence[Plan], ranks: int) -> str:
     said = f"{seconds(plans):.4g} s for {rounds} round{'s' * (rounds > 1)}"
     if job.config.clock == "wall":
         said += " and what the machine itself takes"
-    if job.config.speed.replays or len(plans) * planner.clients > SHORT:
+    replayed = job.config.speed.replays or isinstance(job.config.speed, Counterfactual)
+    if replayed or len(plans) * planner.clients > SHORT:
         return said
     others, some = list[float](), min(len(plans), THEIR_ROUNDS)
     for number in range(OTHER_SEEDS):
@@ -175,7 +177,8 @@ def _predicted(job: Job, plans: Sequence[Plan], ranks: int) -> str:
         times = planner.visit_times and replace(planner.visit_times, seed=seed)
         with suppress(RunError):  # of too few visits
             others.append(seconds(_planned(job, some, ranks, replace(planner, seed=seed, visit_times=times))))
-    return f"{said}; by {len(others)} other seeds {min(others):.4g} to {max(others):.4g} s" if others else said
+    by = f"{len(others)} other seeds" + (f", of {some} rounds each," if some < rounds else "")
+    return f"{said}; by {by} {min(others):.4g} to {max(others):.4g} s" if others else said
 
 
 def _sent(job: Job, ranks: int) -> Facts:

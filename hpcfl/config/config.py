@@ -264,6 +264,8 @@ class Config(ConfigBase):
         if self.algorithm.needs_all and self.model.train != EVERYTHING:
             key = f"model.train: algorithm.name = '{self.algorithm.name}' {self.algorithm.needs_all}"
             raise refusal(key, "all to be trained", self.model.train, EVERYTHING)
+        if self.availability.leave and how[0].bound is None and not how[0].by_arrivals:  # who may leave may be late
+            self.algorithm.check(how[0].model_copy(update={"close": "deadline", "deadline": 1.0}), how[1])
         self.algorithm.check(*how)
         self.weighting.check(self.algorithm, *how)
         self._check_effect()

@@ -212,10 +212,14 @@ QUANTILES = 0.05, 0.25, 0.5, 0.75, 0.95
 def shown(config: Config, data_dir: Path | None) -> list[Any]:
     """Return tables of what a config's visits take over so many rounds with everybody invited."""
     everybody, ends = np.arange(config.clients), config.participation.deadline
-    each = (Attempt(config.seed, config.clients, np.ones(1), place, 0, everybody) for place in range(ROUNDS))
     # steps and bytes are known once the model is
     times = Job.of(config, data_dir, 1).planner.times if config.adds_times else config.speed
-    seconds = np.stack([times.seconds(attempt) for attempt in each])
+    rows, begins = list[Floats](), 0.0
+    for place in range(ROUNDS):
+        attempt = Attempt(config.seed, config.clients, np.ones(1), place, 0, everybody, begins=begins)
+        rows.append(times.seconds(attempt))
+        begins += float(rows[-1].max())
+    seconds = np.stack(rows)
     law = Table("seconds of a visit", *(f"{quantile:.0%}" for quantile in QUANTILES), "mean")
     law.add_row("all", *(f"{value:.4g}" for value in (*np.quantile(seconds, QUANTILES), seconds.mean())))
     first, ranked = Table("first n visits", "seconds, mean over rounds"), np.sort(seconds, 1).mean(0)

@@ -33,8 +33,9 @@ class Pace:
         self.begins, self.computes, self.sends = (
             float(each.max(initial=0.0)) for each in (drawn.begins, drawn.computes, drawn.sends)
         )
-        self._arrives = start + drawn.arrives.max(0, initial=0.0)[job.layers.of_groups - 1]
+        self._arrives = drawn.arrives.max(0, initial=0.0)[job.layers.of_groups - 1]
         self.over, self.start = over, start
+        self._ready: float | None = None  # when what is as fast as it goes had something to send
 
     def seconds(self) -> float:
         return time.monotonic() - self.start
@@ -45,11 +46,13 @@ class Pace:
 
     def stop(self) -> None:
         """Let a visit that computes no more send what it has."""
-        self._arrives[:] = time.monotonic() + self.sends
+        self._arrives[:], self._ready = self.sends, time.monotonic()
 
     def wait(self, number: int) -> None:
         """Return when group `number` may arrive, or when the round is over."""
-        self.until(float(self._arrives[number]))
+        if self._ready is None:  # computing takes what is drawn, or, where that is nothing, what it has taken by now
+            self._ready = self.start if self.computes else time.monotonic()
+        self.until(self._ready + float(self._arrives[number]))
 
     def until(self, then: float) -> None:
         """Return at a second of the monotonic clock, or when the round is over."""

@@ -203,7 +203,10 @@ class Server(Rounds):
 
     def _drawn(self, round: int, number: int, stage: int) -> Attempt:
         """Return an attempt with those who are drawn, of who is there; wait until somebody is."""
-        comes = self.job.planner.somebody(round, time.monotonic() - self.began)
+        planner = self.job.planner
+        if planner.presence is None:
+            return planner.attempt(round, number, stage)
+        comes = planner.somebody(round, time.monotonic() - self.began)
 
         def left() -> float:
             return self.began + comes - time.monotonic()
@@ -213,7 +216,7 @@ class Server(Rounds):
 
         for _ in self.lanes.waiting(f"a client to come for round {round}", owing, self.rest, left, inf):
             pass
-        return self.job.planner.attempt(round, number, stage, now=comes)
+        return planner.attempt(round, number, stage, now=comes)
 
     def _rehost(self) -> None:
         """Let lanes that have lost a rank fall apart, and clients of lost ranks go on at others where they may."""

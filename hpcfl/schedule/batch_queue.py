@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
 from typing import ClassVar, Literal
 
@@ -55,4 +56,4 @@ class BatchQueue(ConfigBase):
                 raise UsageError(f"speed.file = {self.file!r} has depths, expected seconds")
             times.covers(rounds, clients)
         except UsageError as error:
-            raise UsageError(str(error).replace("speed.", "queue.")) from None
+            raise UsageError(re.sub(r"(^|; did you mean |with )speed\.", r"\1queue.", str(error))) from None

@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import AfterValidator
 
-from hpcfl.base.errors import UsageError
+from hpcfl.base.errors import UsageError, no_meaning
 from hpcfl.base.lazy import Lazy
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats, Ints
@@ -88,6 +88,10 @@ class Counterfactual(Speed):
             why = "times follow from the deadline, and are none under another rule"
             raise UsageError(f"speed.run: in '{self.run}' {why}; did you mean closing = 'recorded'?")
         then = self.tape.config.speed
+        if then.replays:
+            raise UsageError(f"speed.run: '{self.run}' is a replay itself: expected the run that it replays")
+        if self.costs != type(self).model_fields["costs"].default:
+            raise no_meaning("speed.costs", self.costs, "speed.model = 'trace', which has those of the recorded run")
         if self.simulated and (then.per, then.scale) != (self.per, 1.0):
             wanted = f"speed.per = '{then.per}', as recorded, of a run with speed.scale = 1"
             raise UsageError(f"speed.per = '{self.per}': expected {wanted}; did you mean closing = 'recorded'?")
@@ -99,6 +103,8 @@ class Counterfactual(Speed):
         there = self.tape.columns["cohort"].shape[1]
         if there != clients:
             raise UsageError(f"speed.run: '{self.run}' recorded {there} clients, got {clients}; did you mean {there}?")
+        if self.simulated:
+            self.tape.config.speed.covers(rounds, clients, layers)
         if not self.simulated and not np.isfinite(self.seen).any():
             raise UsageError(f"speed.run: '{self.run}' has no visit that was complete")
 
@@ -125,7 +131,9 @@ class Counterfactual(Speed):
         asked = (self.tape.columns["cohort"] == 1) & np.isnan(self.seen)
         if self.tape.arrivals:
             return np.full(asked.shape, np.nan)
-        return np.where(asked, self.tape.columns["round_seconds"][:, None], np.nan)
+        columns = self.tape.columns  # the seconds of void attempts are among those of a round
+        ends = np.where(columns["repeats"] > 0, columns["deadline"], columns["round_seconds"])
+        return np.where(asked, ends[:, None], np.nan)
 
     @cached_property
     def fitted(self) -> Fitted:
@@ -140,10 +148,10 @@ class Counterfactual(Speed):
     def seconds(self, attempt: Attempt) -> Floats:
         if self.simulated:
             return self.tape.config.speed.seconds(self._then(attempt))
-        place, cohort, law = attempt.round % len(self.seen), attempt.cohort, self.fitted
+        place, cohort, law = min(attempt.round, len(self.seen) - 1), attempt.cohort, self.fitted
         u = keyed(attempt.seed, "time", attempt.round, step=attempt.number).random(attempt.clients)[cohort]
         least = (np.log(self.least[place, cohort]) - law.means[cohort]) / law.spread
-        is_it = attempt.number == self.tape.columns["repeats"][place]
+        is_it = attempt.round == place and attempt.number == self.tape.columns["repeats"][place]
         beyond = special.ndtr(-np.where(np.isnan(least) | (not is_it), -np.inf, least))  # chance of what is longer
         drawn = np.exp(law.means[cohort] - law.spread * special.ndtri(u * beyond))
         known = self.seen[place, cohort]

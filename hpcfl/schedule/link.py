@@ -31,7 +31,7 @@ def rate(text: str) -> float:
     found = _RATE.fullmatch(text)
     if found is None:
         raise ValueError(f"expected a rate with its unit such as '20 Mbit/s' or '1.5 MB/s', or '{UNLIMITED}'")
-    value = float(found[1]) * 10.0 ** int(found[2] or 0) * _FACTORS[found[3]] / (8 if found[4] == "bit" else 1)
+    value = float(f"{found[1]}e{found[2] or 0}") * _FACTORS[found[3]] / (8 if found[4] == "bit" else 1)
     if not 0 < value < inf:
         raise ValueError("expected a rate above 0")
     return value

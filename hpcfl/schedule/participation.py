@@ -25,7 +25,7 @@ ARRIVALS = (
 """Keys that are for rounds which arrivals end."""
 NOT_KNOWN = (
     "by the deadline, which is known neither in real time with speed.model = 'none' nor where clients leave "
-    "(availability.leaves) or share an uplink (link.server)"
+    "(availability.leaves) or share an uplink (link.server), nor of a replayed run with links, queues or availability"
 )
 Deadline = float | Literal["adaptive"] | tuple[tuple[int, float], ...]
 
@@ -159,7 +159,7 @@ class Participation(ConfigBase):
         Parameters
         ----------
         leaves : bool
-            Clients leave in the middle of a visit.
+            Clients leave in the middle of a visit, and hand in what they have.
         layerwise : bool
             The algorithm delivers layers one by one: to discard a visit then takes those of one that is rejected too.
         sure : bool
@@ -169,7 +169,7 @@ class Participation(ConfigBase):
         beside, other = (f"participation.close = '{word}'" for word in (self.close, "deadline"))
         if self.close == "all" and self.partial in idle and not leaves:
             raise no_meaning("participation.partial", self.partial, beside, other)
-        if self.min_clients and self.bound is None and sure and not leaves:
+        if self.min_clients and self.bound is None and sure:
             raise no_meaning("participation.min_clients", self.min_clients, beside, other)
 
     def _check_arrivals(self, members: int, at_work: int) -> None:

@@ -171,15 +171,16 @@ class Planner:
         raise RunError(f"round {round}: given up after {self.void(MOST_ATTEMPTS, int(plan.counted.sum()))}")
 
     def somebody(self, round: int, now: float) -> float:
-        """Return when a round can begin at the earliest, from `now` on: when somebody is there.
+        """Return when a round can begin at the earliest, from `now` on: when as many are there as have to count.
 
-        RunError where nobody ever comes.
+        RunError where so many never are.
         """
-        if self.presence is None or self.presence.at(now).there[self.members].any():
-            return now
-        if (comes := self.presence.coming(self.members)) == inf:
-            raise RunError(f"round {round}: nobody is there from second {now:.6g} on, and nobody comes any more")
-        return comes
+        presence, need, start = self.presence, max(1, self.participation.min_clients), now
+        while presence is not None and presence.at(now).there[self.members].sum() < need:
+            if (now := presence.coming(self.members)) == inf:
+                who = "nobody is" if need == 1 else f"fewer than participation.min_clients = {need} are"
+                raise RunError(f"round {round}: {who} there from second {start:.6g} on, and nobody comes any more")
+        return now
 
     def void(self, attempts: int, counted: int) -> str:
         """Return what is said of a round with so many void attempts, where so many visits to the last one counted."""
@@ -413,7 +414,8 @@ def check(
     if participation.snapshot and not algorithm.snapshots:
         raise no_meaning("participation.snapshot", participation.snapshot, f"{method}, which learns in several phases")
     if not speed.replays:  # which obeys its own rules
-        participation.check_effect(algorithm.layerwise, clock == "simulated", availability.leave)
+        handed_in = availability.leave and availability.leaves == "partial"
+        participation.check_effect(algorithm.layerwise, clock == "simulated" and not availability.leave, handed_in)
     rules = speed.rules(participation)  # of a replay others
     if rules.by_arrivals:
         _check_arrivals(algorithm)
@@ -451,6 +453,10 @@ def _check_availability(
     if clock == "wall" and availability.leave:
         why = "in real time clients are asked who are there, and stay until they are done"
         raise UsageError(f"availability.leaves: {why}: expected 'stays', got '{availability.leaves}'")
+    if participation.by_arrivals and participation.dispatch == "reporter":
+        raise UsageError(
+            f"{key}: participation.dispatch = 'reporter' sends out nobody who comes later; did you mean 'uniform'?"
+        )
     if participation.by_arrivals and (clock == "wall" or availability.leaves == "partial"):
         what = f"{key} with clock = 'wall'" if clock == "wall" else "availability.leaves = 'partial'"
         raise UsageError(f"{what} does not go with participation.close = 'arrivals'; did you mean 'deadline'?")
@@ -610,7 +616,10 @@ class Queue:
                 self._send(round)
                 continue
             if due == inf:
-                raise RunError(f"round {round}: nobody arrives any more: every visit that is under way takes for ever")
+                why = (
+                    "every visit that is under way takes for ever" if client >= 0 else "nobody is there, or ever comes"
+                )
+                raise RunError(f"round {round}: nobody arrives any more: {why}")
             flights.now, flights.due[client] = due, np.nan
             version, number = int(flights.version[client]), int(flights.number[client])
             depth, steps = int(self.depth[client]), int(self.steps[client])

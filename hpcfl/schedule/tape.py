@@ -59,7 +59,7 @@ class Tape:
     arrivals : dict of str to array
         `ARRIVALS`, by round, the visits that ended it in the order of their arrival; empty: they did not end rounds.
     worlds : sequence of str
-        The sections of its config by which visits take more than their computing, or clients come and go.
+        Sections and keys of its config by which visits take other seconds than `speed` says, or clients come and go.
     algorithm : dict
         Its section ``[algorithm]``.
     """
@@ -99,4 +99,6 @@ class Tape:
         there = recorded(data.attrs["config"])
         sections: dict[str, type[ConfigBase]] = {"link": Link, "queue": BatchQueue, "availability": Availability}
         worlds = [f"[{name}]" for name, cls in sections.items() if cls.from_table(there.get(name, {}), name) != cls()]
+        speed = config.speed
+        worlds += [f"speed.{key}" for key, idle in (("per", "visit"), ("scale", 1.0)) if getattr(speed, key) != idle]
         return cls(config, chunk, computing, data.sizes["layer"], columns, arrivals, worlds, there["algorithm"])

@@ -71,23 +71,30 @@ class VisitTimes:
 
     def seconds(self, attempt: Attempt) -> Floats:
         """Return the seconds that each invited client's visit takes this round, float64 [n]."""
-        seconds: Floats = self._timeline(attempt, self.speed.seconds(attempt)).arrives[:, 0]
+        seconds: Floats = self._timeline(attempt, self._drawn(attempt)).arrives[:, 0]
         return seconds
 
     def timeline(self, attempt: Attempt) -> Timeline:
         """Return what each invited client's visit shall do when in real time."""
-        return self._timeline(attempt, self.speed.enforced(attempt))
+        return self._timeline(attempt, self.speed.enforced(self._unscaled(attempt)))
 
     def depth(self, attempt: Attempt) -> Ints:
         """Return the first layer that each invited client delivers in time, int64 [n], L + 1 for none."""
         until = np.reshape(attempt.until(attempt.closes_after), (-1, 1))
-        ready = self._timeline(attempt, self.speed.seconds(attempt)).arrives <= until
+        ready = self._timeline(attempt, self._drawn(attempt)).arrives <= until
         return np.where(ready.any(1), ready.argmax(1), attempt.layers).astype(np.int64) + 1
 
     def share(self, attempt: Attempt, seconds: Floats, end: float | Floats) -> Floats:
         """Return the share of their steps that visits which take `seconds` do by the `end`, float64 [n]."""
-        computes = self._work[attempt.cohort] * self.speed.seconds(attempt)
-        return np.clip((end - (seconds - computes)) / computes, 0.0, 1.0)
+        computes = self._work[attempt.cohort] * self._drawn(attempt)
+        return np.where(seconds <= end, 1.0, np.clip((end - (seconds - computes)) / computes, 0.0, 1.0))
+
+    def _drawn(self, attempt: Attempt) -> Floats:
+        return self.speed.seconds(self._unscaled(attempt))
+
+    def _unscaled(self, attempt: Attempt) -> Attempt:
+        """Return the attempt at the second at which it would begin, did all take as long as the sections say."""
+        return replace(attempt, begins=attempt.begins / self.speed.scale)
 
     def _timeline(self, attempt: Attempt, computes: Floats) -> Timeline:
         cohort, lines = attempt.cohort, self._lines
@@ -111,12 +118,14 @@ class VisitTimes:
     def _waits(self, attempt: Attempt) -> Floats:
         if self.wait is None:
             return np.zeros(len(attempt.cohort))
-        return self.speed.scale * self.wait.seconds(_of_wait(attempt))
+        return self.speed.scale * self.wait.seconds(_of_wait(self._unscaled(attempt)))
 
     # chances
 
     def arrival(self, attempt: Attempt) -> Floats:
         """Return ``P[d_u <= l]`` before this round's times are drawn, float64 [n, L]."""
+        if not self.speed.redrawn and (self.wait is None or not self.wait.redrawn):  # nothing is left to chance
+            return (self.depth(attempt)[:, None] <= np.arange(1, attempt.layers + 1)).astype(np.float64)
         sends = np.cumsum(self._sent(attempt)[:, ::-1] / self._lines.up[attempt.cohort, None], 1)[:, ::-1]
         later = np.append(sends[:, 1:], np.zeros((len(sends), 1)), 1)
         # layer l is there in time where each layer k >= l was ready before it and those between them had to leave
@@ -149,7 +158,7 @@ class VisitTimes:
             return self.speed.in_time(attempt, (rest / shares).min(2) / work)
         waits, scale = _of_wait(attempt), self.speed.scale
         if not self.speed.redrawn:
-            computes = self._work[cohort] * self.speed.seconds(attempt)
+            computes = self._work[cohort] * self._drawn(attempt)
             return self.wait.in_time(waits, (rest - computes[:, None, None] * shares).min(2) / scale)
         assert isinstance(self.wait, Law)
         chance = np.zeros(rest.shape[:2])

@@ -66,7 +66,7 @@ def read_seconds(
     bad = UnicodeDecodeError, csv.Error
     with reading(path, "a CSV file", *bad), path.open(newline="", encoding="utf-8-sig") as file:
         rows = list(csv.DictReader(file))
-    known = list(rows[0]) if rows else []
+    known = [name for name in rows[0] if name is not None] if rows else []  # cells beyond the names have none
     guessed = column or next((name for name in known if name == "seconds" or name.endswith(("_s", *UNITS))), "seconds")
     clients = by or [name for name in known if name == "client"]
     ends = guessed.split("-") if guessed not in known else [guessed]  # of an interval: its end, less its beginning

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from functools import cache
-from math import exp, sqrt
-from typing import Literal
+from math import exp, pi, sqrt
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,9 @@ from hpcfl.schedule.plan import Attempt
 from hpcfl.schedule.speeds.base import NO_ATTEMPT, Speed
 
 special, optimize = Lazy("scipy.special"), Lazy("scipy.optimize")
+REMEMBERED = 4
+K = TypeVar("K")
+V = TypeVar("V")
 _last: dict[tuple[int, int, float], tuple[int, Floats]] = {}  # round and z of a run: the next ones follow from it
 _last_phase: dict[tuple[int, int, float, float], tuple[int, NDArray[np.bool_]]] = {}
 
@@ -45,8 +48,7 @@ def normals(seed: int, clients: int, persistence: float, round: int, number: int
     for each in range(at + 1, round):
         fresh = keyed(seed, "time", each).standard_normal(clients)
         z = _next(z, fresh, persistence) if each else fresh
-    _last.clear()
-    _last[key] = round - 1, z
+    _remember(_last, key, (round - 1, z))
     return _next(z, own, persistence)
 
 
@@ -64,9 +66,15 @@ def in_slow_phase(seed: int, clients: int, share: float, rounds: float, round: i
     for each in range(at + 1, round + 1):
         u = keyed(seed, "slow", each).random(clients)
         slow = np.where(slow, u >= 1 / rounds, u < share / (1 - share) / rounds)
-    _last_phase.clear()
-    _last_phase[key] = round, slow
+    _remember(_last_phase, key, (round, slow))
     return slow
+
+
+def _remember(known: dict[K, V], key: K, value: V) -> None:
+    """Keep what a run's next round follows from, of few runs and sections at once."""
+    known[key] = value
+    if len(known) > REMEMBERED:
+        del known[next(iter(known))]
 
 
 def _next(z: Floats, fresh: Floats, persistence: float) -> Floats:
@@ -249,5 +257,7 @@ def weibull_of(spread: float) -> tuple[float, float]:
         inverse = exp(-log_shape)
         return float(special.gammaln(1 + 2 * inverse) - 2 * special.gammaln(1 + inverse) - np.log1p(spread**2))
 
+    if spread < 1e-3:  # from the expansion for large shapes, where the difference above is lost to rounding
+        return pi / (sqrt(6) * spread), 1.0
     shape = exp(optimize.brentq(excess, -3.0, 12.0, xtol=1e-14))
     return shape, 1 / float(special.gamma(1 + 1 / shape))

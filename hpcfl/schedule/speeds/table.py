@@ -133,6 +133,9 @@ class Table(Speed):
         known = self.columns["client"]
         self._check_rows("client", known, known < clients, f"0 … {clients - 1} (clients = {clients})")
         there_rounds, there = (0, len(np.unique(known[self._order]))) if self.by_time else self.values.shape
+        if self.by_time and there < clients:
+            lost = np.setdiff1d(np.arange(clients), known)[0]
+            raise UsageError(f"speed.file: {self.file}: no row for client {lost} (clients = {clients})")
         if there < clients:
             raise UsageError(f"speed.file: {self.file}: no row for client {there}{self._in(0)} (clients = {clients})")
         if "round" in self.columns and there_rounds < rounds:

@@ -80,7 +80,7 @@ class Trace(Speed):
             raise RunError(f"speed.run: '{self.run}' used {what}")
 
     def known(self, clock: str) -> bool:
-        return self.tape.config.speed.known(self.tape.config.clock)
+        return not self.tape.worlds and self.tape.config.speed.known(self.tape.config.clock)
 
     def rules(self, participation: Participation) -> Participation:
         """Return the recorded rules, with this config's `partial`."""
