@@ -132,6 +132,18 @@ def test_rounds_invite_who_is_there_and_wait_where_nobody_is(tmp_path: Path) -> 
     ]
 
 
+def test_rounds_wait_until_as_many_are_there_as_have_to_count(tmp_path: Path) -> None:
+    rows = [(0, 0, 100), (1, 20, 30), (2, 25, 26), (1, 60, 100)]
+    rules = {"close": "deadline", "deadline": 3.0, "min_clients": 2}
+    made = rounds(table(tmp_path, rows, leaves="stays"), [1.0, 1.0, 1.0], **rules)
+    found = plans(made, 2, begun=0.0)
+    assert [plan.cohort.tolist() for plan in found] == [[0, 1], [0, 1]]
+    assert [plan.duration for plan in found] == [21.0, 1.0]
+    assert plans(made, 1, begun=40.0)[0].duration == 21.0
+    with pytest.raises(RunError, match=r"fewer than participation\.min_clients = 2 are there from second 100 on"):
+        plans(made, 1, begun=100.0)
+
+
 @pytest.mark.parametrize(
     ("leaves", "close", "depth", "duration"),
     [
@@ -234,6 +246,15 @@ def test_a_resumed_run_is_one_without_a_break(participation: dict[str, Any], tmp
         (
             ["availability.model='diurnal'", "availability.leaves='partial'", "participation.close='arrivals'"],
             "availability.leaves = 'partial' does not go with participation.close = 'arrivals'",
+        ),
+        (
+            ["availability.model='diurnal'", "participation.dispatch='reporter'", "participation.close='arrivals'"],
+            "participation.dispatch = 'reporter' sends out nobody who comes later",
+        ),
+        (["algorithm.name='salf'", "availability.model='diurnal'"], "algorithm.missing = 'exact' needs the chance"),
+        (
+            ["availability.model='diurnal'", "participation.partial='steps'"],
+            "participation.partial = 'steps' has no meaning with participation.close = 'all'",
         ),
         (
             ["availability.model='diurnal'", "speed.model='uniform-depth'", "participation.close='deadline'"],

@@ -12,6 +12,7 @@ import pytest
 from scipy import stats
 
 import hpcfl
+from hpcfl.base.errors import UsageError
 from hpcfl.commands.cli import main
 from hpcfl.config import load
 from hpcfl.engine.job import Job
@@ -83,6 +84,7 @@ TAPE = Tape(
         "visit_seconds": np.where(ASKED & (TRUE <= DEADLINE), TRUE, np.nan),
         "round_seconds": np.full(ROUNDS, DEADLINE),
         "repeats": np.zeros(ROUNDS, dtype=int),
+        "deadline": np.full(ROUNDS, np.nan),
     },
     arrivals={},
 )
@@ -136,9 +138,24 @@ def test_what_is_known_is_taken_and_what_was_cut_short_is_longer(measured: Measu
     least = stats.norm.cdf((np.log(DEADLINE) - law.means) / law.spread)
     rest = (stats.norm.cdf(scores) - least) / (1 - least)
     assert stats.kstest(rest[cut], "uniform").pvalue > 0.001  # of the others what is beyond
-    again = replace(attempt(3), number=1)  # of a void attempt nothing is known
+    assert (measured.seconds(attempt(ROUNDS)) != drawn[0]).all()  # of a round beyond the recorded ones nothing is known
+    again = replace(attempt(3), number=1)  # nor of a void attempt
     assert (measured.seconds(again) != drawn[3]).all()
-    np.testing.assert_array_equal(measured.seconds(attempt(ROUNDS + 3))[known[3]], TRUE[3][known[3]])
+
+
+def test_a_bound_is_that_of_the_attempt_that_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds with void attempts took five deadlines: the last of them cut visits short, and nobody else's do."""
+    void = RNG.random(ROUNDS) < 0.5
+    columns = {
+        **TAPE.columns,
+        "round_seconds": np.where(void, 5 * DEADLINE, DEADLINE),
+        "repeats": np.where(void, 4, 0),
+        "deadline": np.full(ROUNDS, DEADLINE),
+    }
+    monkeypatch.setattr(Measured, "tape", replace(TAPE, columns=columns))
+    measured = Measured(run="here")
+    assert set(measured.least[np.isfinite(measured.least)]) == {DEADLINE}
+    assert measured.fitted.spread == pytest.approx(WITHIN, rel=0.05)
 
 
 def test_chances_are_those_of_the_law(measured: Measured) -> None:
@@ -173,6 +190,7 @@ def test_steps_scale_the_seconds_of_a_real_run(tmp_path: Path, monkeypatch: pyte
         ({}, ["clients=5"], "recorded 6 clients, got 5; did you mean 6?"),
         ({}, ["speed.per='step'"], "speed.per = 'step': expected speed.per = 'visit', as recorded"),
         ({}, ["speed.closing='rules'"], "did you mean 'rule'?"),
+        ({}, ["speed.costs='parameters'"], "speed.costs = 'parameters' has no meaning"),
         ({"link": {"latency": 0.1}}, [], "has [link], and what of its seconds is computing is not known"),
         (
             {"speed": {"model": "uniform-depth"}, "participation": SOON},
@@ -190,6 +208,25 @@ def test_bad_input_is_one_line(recorded: Any, settings: list[str], line: str, tm
     assert line in said
 
 
+def test_a_replay_of_a_replay_by_rule_is_refused(tmp_path: Path) -> None:
+    first = {"close": "first", "first": 3}
+    own = run(tmp_path / "own", speed=LAW, participation=first)
+    again = run(tmp_path / "again", speed={"model": "trace", "run": str(own.folder)}, participation=first)
+    with pytest.raises(UsageError, match="is a replay itself: expected the run that it replays"):
+        run(tmp_path / "third", speed=by_rule(again))
+
+
+@pytest.mark.parametrize("more", [{"link": {"latency": 0.05}}, {"speed": {**LAW, "scale": 0.9}}], ids=["link", "scale"])
+def test_chances_of_a_replay_are_not_known_where_its_speed_model_does_not_say_them(more: Any, tmp_path: Path) -> None:
+    sections = {"speed": LAW, **METHODS["salf"], **more}
+    own = run(tmp_path / "own", **sections)
+    replay = {"speed": {"model": "trace", "run": str(own.folder)}}
+    with pytest.raises(UsageError, match="nor of a replayed run with links"):
+        run(tmp_path / "again", **sections | replay | {"link": {}})
+    plain = {**sections["algorithm"], "missing": "none"}
+    run(tmp_path / "plain", **sections | replay | {"link": {}, "algorithm": plain})
+
+
 def test_other_rules_are_compared_on_the_seconds_of_a_run(tmp_path: Path, capsys: Any) -> None:
     own = run(tmp_path / "own", speed=LAW, participation={"close": "all"})
     for name, first in (("three", 3), ("two", 2)):
@@ -205,6 +242,17 @@ def test_other_rules_are_compared_on_the_seconds_of_a_run(tmp_path: Path, capsys
     for name, first in (("three", 3), ("two", 2)):
         took = hpcfl.open_run(tmp_path / "out" / name)["sim_seconds"].values
         np.testing.assert_allclose(took, np.cumsum(seconds[:, first - 1]), rtol=1e-12)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "three.toml").write_text('[participation]\nclose = "first"\nfirst = 4\n')
+    (tmp_path / "law.toml").write_text('[speed]\nmodel = "gamma"\n')
+    for names, said in (
+        ("sub/three.toml", "holds a run of another config"),
+        ("three.toml,sub/three.toml", "expected overlays of different names"),
+        ("law.toml", "[speed]: expected an overlay without it"),
+    ):
+        words[4] = ",".join(str(tmp_path / name) for name in names.split(","))
+        assert main(words) == 2
+        assert said in capsys.readouterr().err
     assert main(["compare", "--with", "a.toml", str(own.folder)]) == 2
     assert main(["compare"]) == 2
     assert "expected FOLDERS" in capsys.readouterr().err

@@ -227,14 +227,16 @@ def test_measured_seconds_are_drawn_as_they_are(tmp_path: Path) -> None:
         ({"file": "FILE", "column": "ms_m"}, "did you mean 'ms_ms'?"),
         ({"file": "FILE", "by": "clients"}, "speed.by"),
         ({"file": "BAD"}, "line 2: seconds = 'x', expected seconds"),
+        ({"file": "LONG", "by": "clien"}, "speed.by"),
         ({"file": "BINARY"}, "truncated or damaged, expected a CSV file"),
     ],
 )
 def test_measured_seconds_that_are_none(keys: dict[str, str], said: str, tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "FILE").write_text(MEASURED)
     (tmp_path / "BAD").write_text("seconds\nx\n1\n2\n")
+    (tmp_path / "LONG").write_text("a,seconds\n1,2,3\n1,2,3\n1,2,3\n1,2,3\n")
     (tmp_path / "BINARY").write_bytes(b"seconds\n\xff\xfe\x00\n")
-    places = {name: str(tmp_path / name) for name in ("FILE", "BAD", "BINARY")}
+    places = {name: str(tmp_path / name) for name in ("FILE", "BAD", "BINARY", "LONG")}
     words = [f"speed.{key}='{places.get(value, value)}'" for key, value in keys.items()]
     assert (
         main(
@@ -251,3 +253,12 @@ def test_a_check_says_that_chances_are_not_given_the_rounds_before(capsys: Any) 
         words = ["speed.model=lognormal", "speed.within=0.5", f"speed.persistence={persistence}"]
         assert main(["check", "salf-digits", *(each for word in words for each in ("--set", word))]) == 0
         assert ("(over all rounds, not given those before)" in capsys.readouterr().out) == said
+
+
+def test_narrow_laws_are_narrow() -> None:
+    """Of a Weibull law, whose shape is found from its spread, down to what rounding leaves."""
+    u = (np.arange(100_000) + 0.5) / 100_000
+    for spread in (1e-6, 9e-4, 1.1e-3, 0.01):
+        drawn = law("weibull").factor(u, spread)
+        assert drawn.std() == pytest.approx(spread, rel=0.01)
+        assert drawn.mean() == pytest.approx(1, abs=spread)

@@ -198,6 +198,31 @@ def test_steps_that_count_are_those_that_leave_in_time() -> None:
     assert 0 < plan.steps.min() < whole.min()
 
 
+def test_complete_visits_lose_no_step_to_rounding() -> None:
+    """After a day in the queue visits of a hundredth of a second are complete."""
+    speed = model(model="lognormal", mean=0.01, within=0.5)
+    found = times(speed, None, BatchQueue(model="gamma", mean=86400.0, within=0.5))
+    for place in range(200):
+        now = asked(place)
+        seconds = found.seconds(now)
+        assert (found.share(now, seconds, float(seconds.max())) == 1.0).all()
+
+
+def test_chances_are_outcomes_where_nothing_is_drawn() -> None:
+    found = times(model(model="none"), Link(latency=0.1), steps=[1, 1, 1])
+    for end in (1.2, 1.2000000000000002, 1.19):
+        now = asked(closes_after=end)
+        np.testing.assert_array_equal(found.arrival(now), found.depth(now)[:, None] <= [1, 2, 3])
+
+
+def test_tables_by_time_are_scaled_too(tmp_path: Path) -> None:
+    file = csv(tmp_path, "a.csv", "time,client,seconds\n0,0,1\n0,1,1\n0,2,1\n10,0,5\n10,1,5\n10,2,5\n")
+    for scale in (1.0, 0.1):
+        found = times(Table(file=file, scale=scale))
+        took = [float(found.seconds(asked(begins=begins * scale))[0]) / scale for begins in (0.0, 9.9, 10.1)]
+        assert took == pytest.approx([1, 1, 5])
+
+
 def test_runs_are_the_same_when_resumed(tmp_path: Path) -> None:
     config = {**DIGITS, "rounds": 4, "speed": {"model": "weibull", "within": 0.4, "persistence": 0.5}}
     config |= {"queue": {"model": "lognormal", "within": 1.0, "persistence": 0.7}, "link": {"up": "1 MB/s"}}
@@ -219,6 +244,7 @@ DEADLINE = "participation.close='deadline'", "participation.deadline=1"
         (["link.latency=-1"], "link.latency"),
         (["link.between=0.5"], "link.between = 0.5 has no meaning with link.down and link.up = 'unlimited'"),
         (["link.file='FILE'", "link.up='1 B/s'"], "link.up"),
+        (["link.up='1e400 B/s'"], "link.up: expected a rate above 0"),
         (["queue.mean=2"], "queue.mean = 2.0 has no meaning with queue.model = 'none'"),
         (["queue.model='gamma'", "queue.persistence=0.5"], "queue.persistence: expected 0 with queue.within = 0"),
         (["queue.model='table'"], "queue.file"),
