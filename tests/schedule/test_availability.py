@@ -266,9 +266,8 @@ def test_bad_input_is_one_line(keys: list[str], said: str, capsys: Any) -> None:
     more = ["participation.buffer=1"] if "arrivals" in keys[-1] else []
     words = [word for key in (*keys, *more) for word in ("--set", key)]
     assert main(["check", "fedavg-digits", *words]) == 2
-    line = capsys.readouterr().err.strip()
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if ": dropped " not in line]
     assert said in line
-    assert len(line.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
