@@ -145,7 +145,11 @@ def _rounds(job: Job, ranks: int) -> Facts:
     counted = sum(int(plan.counted.sum()) for plan in plans) / len(plans)
     layers = ", ".join(f"{chance:.3g}" for chance in plans[0].miss_probability)
     rounds = f"{len(plans)} rounds {'recorded' if speed.replays else 'drawn'}"
-    yield "cohort", f"{at_work or f'{len(plans[0].cohort)} invited'}, {counted:.1f} counted on average ({rounds})"
+    sizes = [len(plan.cohort) for plan in plans]
+    invited = f"{sizes[0]} invited"
+    if min(sizes) < max(sizes):
+        invited = f"{sum(sizes) / len(sizes):.1f} invited on average ({min(sizes)} to {max(sizes)})"
+    yield "cohort", f"{at_work or invited}, {counted:.1f} counted on average ({rounds})"
     known = f"chance that nobody reaches layer 1 … L: {layers}"
     if speed.persists:
         known += " (over all rounds, not given those before)"
@@ -177,7 +181,7 @@ def _predicted(job: Job, plans: Sequence[Plan], ranks: int) -> str:
         times = planner.visit_times and replace(planner.visit_times, seed=seed)
         with suppress(RunError):  # of too few visits
             others.append(seconds(_planned(job, some, ranks, replace(planner, seed=seed, visit_times=times))))
-    by = f"{len(others)} other seeds" + (f", of {some} rounds each," if some < rounds else "")
+    by = f"{len(others)} other seeds" + (f", reckoned from {some} rounds of each," if some < rounds else "")
     return f"{said}; by {by} {min(others):.4g} to {max(others):.4g} s" if others else said
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hpcfl import store
 from hpcfl.base.errors import UsageError
@@ -38,7 +39,9 @@ def replayed(run: Path, overlays: Sequence[str], out: Path, data_dir: Path | Non
     table = was.model_dump(mode="json", exclude_defaults=True, exclude={*REAL_TIME})
     for section, name in was.picked.items():
         table.setdefault(section, {})[PICKED[section].by] = name
-    speed = {"model": "trace", "closing": "rule", "run": str(run.resolve())}
+    speed: dict[str, Any] = {"model": "trace", "closing": "rule", "run": str(run.resolve())}
+    if was.clock == "simulated":  # else the seconds are those of whole visits, as they were
+        speed |= was.speed.model_dump(mode="json", exclude_defaults=True, include={"per", "scale", "communication"})
     table |= {"clock": "simulated", "clients": was.clients, "speed": speed}
     folders = [out / Path(name).stem for name in overlays]
     for name, folder in zip(overlays, folders):

@@ -23,6 +23,7 @@ from hpcfl.schedule.plan import Attempt
 
 LAGS = 1, 2, 5, 10
 RESAMPLES = 1000
+FEW = 100  # rows of a client, below which deviations from its own mean hide much of how long they last
 OUTLIER, FACTOR = 6.0, 1.5
 """Slow throughout is a client whose median is so many robust standard deviations above, and so many times as high."""
 
@@ -199,6 +200,9 @@ def told(found: Mapping[str, Any]) -> list[Any]:
     ]
     for lag, (rho, low, high) in found["lags"].items():
         lines.append(f"autocorrelation of log seconds at lag {lag}: {rho:.2f} ({low:.2f} to {high:.2f})")
+    if found["lags"] and found["values"] < FEW * found["clients"]:
+        each = found["values"] / found["clients"]
+        lines.append(f"{each:.0f} rows for each client: so few make persistence and within too small")
     lines += [f"client {client} is {factor:.2f} times as slow throughout" for client, factor in found["slow"].items()]
     if found["changes"]:
         lines.append(f"the level changes at {len(found['changes'])} of {found['clients']} clients")
@@ -221,6 +225,8 @@ def shown(config: Config, data_dir: Path | None) -> list[Any]:
         begins += float(rows[-1].max())
     seconds = np.stack(rows)
     law = Table("seconds of a visit", *(f"{quantile:.0%}" for quantile in QUANTILES), "mean")
+    if config.availability.model != "always":
+        law.caption = "as if everybody were always there"
     law.add_row("all", *(f"{value:.4g}" for value in (*np.quantile(seconds, QUANTILES), seconds.mean())))
     first, ranked = Table("first n visits", "seconds, mean over rounds"), np.sort(seconds, 1).mean(0)
     for n in sorted({1, *(max(1, config.clients * part // 4) for part in range(1, 5))}):

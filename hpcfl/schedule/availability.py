@@ -119,6 +119,8 @@ class Availability(ConfigBase):
         if self.file is None:
             raise UsageError("availability.file: model = 'table' needs it")
         client, start, end = (self.columns[name] for name in COLUMNS)
+        if not len(client):
+            raise UsageError(f"availability.file: {self.file}: expected an interval at least, got none")
         most = inf if self.period is None else self.period
         for wrong, expected in (
             ((client != np.rint(client)) | (client < 0) | (client >= clients), f"a client from 0 to {clients - 1}"),

@@ -42,6 +42,8 @@ class BatchQueue(ConfigBase):
                 raise no_meaning(f"queue.{key}", getattr(self, key), f"queue.model = '{self.model}'")
         if self.model == "none":
             return None
+        if self.model == "table" and self.file is None:
+            raise UsageError("queue.file: model = 'table' needs it")
         return speed_class(self.model).from_table(
             {"model": self.model, **{key: getattr(self, key) for key in keys}}, "queue"
         )

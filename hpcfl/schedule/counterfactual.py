@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import AfterValidator
 
-from hpcfl.base.errors import UsageError, no_meaning
+from hpcfl.base.errors import UsageError, no_meaning, refusal
 from hpcfl.base.lazy import Lazy
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats, Ints
@@ -92,11 +92,13 @@ class Counterfactual(Speed):
             raise UsageError(f"speed.run: '{self.run}' is a replay itself: expected the run that it replays")
         if self.costs != type(self).model_fields["costs"].default:
             raise no_meaning("speed.costs", self.costs, "speed.model = 'trace', which has those of the recorded run")
-        if self.simulated and (then.per, then.scale) != (self.per, 1.0):
-            wanted = f"speed.per = '{then.per}', as recorded, of a run with speed.scale = 1"
-            raise UsageError(f"speed.per = '{self.per}': expected {wanted}; did you mean closing = 'recorded'?")
-        if self.tape.worlds:
-            why = f"has {', '.join(self.tape.worlds)}, and what of its seconds is computing is not known"
+        if self.simulated and then.per != self.per:
+            raise refusal(
+                f"speed.per: seconds of '{self.run}'", f"'{then.per}', as recorded", self.per, f"'{then.per}'"
+            )
+        sections = [name for name in self.tape.worlds if name.startswith("[")]
+        if sections and not self.simulated:
+            why = f"has {', '.join(sections)}, and what of its seconds by the wall clock is computing is not known"
             raise UsageError(f"speed.run: '{self.run}' {why}; did you mean closing = 'recorded'?")
 
     def covers(self, rounds: int, clients: int, layers: int | None = None) -> None:

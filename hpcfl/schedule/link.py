@@ -58,12 +58,12 @@ class Link(ConfigBase):
     """What a visit's messages take beside its computing. By default nothing."""
 
     down: Rate = UNLIMITED
-    """Bandwidth from the server to each client, with its unit, such as ``"20 Mbit/s"`` or ``"1.5 MB/s"``: what a visit
-    begins with is there only after so long."""
+    """Bandwidth from the server to each client, with its unit: bit/s or B/s (bytes), with k, M, G or T before it, as in
+    ``"20 Mbit/s"`` or ``"1.5 MB/s"``. What a visit begins with is there only after so long."""
     up: Rate = UNLIMITED
     """Bandwidth from each client to the server. Layers that leave one by one follow one another."""
     latency: float = Field(0.0, ge=0)
-    """Seconds of each way."""
+    """Seconds of each way: 50 ms are 0.05."""
     between: float = Field(0.0, ge=0)
     """Spread between clients: of the logarithm of their bandwidths, drawn once per run; the mean stays."""
     file: str | None = None

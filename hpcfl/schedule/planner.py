@@ -460,6 +460,10 @@ def _check_availability(
     if participation.by_arrivals and (clock == "wall" or availability.leaves == "partial"):
         what = f"{key} with clock = 'wall'" if clock == "wall" else "availability.leaves = 'partial'"
         raise UsageError(f"{what} does not go with participation.close = 'arrivals'; did you mean 'deadline'?")
+    layers = participation.partial == "layers" or (algorithm.layerwise and participation.partial != "discard")
+    if availability.leaves == "partial" and not (participation.by_steps or layers):
+        method = f"algorithm.name = '{algorithm.name}', whose visits count as a whole"
+        raise no_meaning("availability.leaves", "partial", method, "participation.partial = 'steps'")
 
 
 def _check_arrivals(algorithm: Method) -> None:

@@ -251,6 +251,12 @@ def test_a_resumed_run_is_one_without_a_break(participation: dict[str, Any], tmp
             ["availability.model='diurnal'", "participation.dispatch='reporter'", "participation.close='arrivals'"],
             "participation.dispatch = 'reporter' sends out nobody who comes later",
         ),
+        (
+            ["availability.model='diurnal'", "availability.leaves='partial'"],
+            "availability.leaves = 'partial' has no meaning with algorithm.name = 'fedavg', whose visits count as",
+        ),
+        (["queue.model='table'"], "queue.file: model = 'table' needs it"),
+        (["speed.model='lognormal'", "speed.between=50.0"], "speed.between"),
         (["algorithm.name='salf'", "availability.model='diurnal'"], "algorithm.missing = 'exact' needs the chance"),
         (
             ["availability.model='diurnal'", "participation.partial='steps'"],
@@ -278,6 +284,7 @@ def test_bad_input_is_one_line(keys: list[str], said: str, capsys: Any) -> None:
         ([(0, 0, 4), (12, 0, 4)], "line 3: expected a client from 0 to 9, got 12,0,4"),
         ([(0, 0, 4), (1, 0, 4), (0, 3, 8)], "line 4: 0,3,8 overlaps 0,0,4 of line 2"),
         ([(0, 0, 4), (1, 0, 41)], "line 3: expected an end within availability.period = 40, got 1,0,41"),
+        ([], "expected an interval at least, got none"),
         ([(0, "x", 4)], "line 2: expected numbers for client,start,end"),
     ],
 )

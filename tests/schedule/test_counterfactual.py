@@ -188,10 +188,9 @@ def test_steps_scale_the_seconds_of_a_real_run(tmp_path: Path, monkeypatch: pyte
     ("recorded", "settings", "line"),
     [
         ({}, ["clients=5"], "recorded 6 clients, got 5; did you mean 6?"),
-        ({}, ["speed.per='step'"], "speed.per = 'step': expected speed.per = 'visit', as recorded"),
+        ({}, ["speed.per='step'"], "expected 'visit', as recorded, got 'step'; did you mean 'visit'?"),
         ({}, ["speed.closing='rules'"], "did you mean 'rule'?"),
         ({}, ["speed.costs='parameters'"], "speed.costs = 'parameters' has no meaning"),
-        ({"link": {"latency": 0.1}}, [], "has [link], and what of its seconds is computing is not known"),
         (
             {"speed": {"model": "uniform-depth"}, "participation": SOON},
             [],
@@ -206,6 +205,28 @@ def test_bad_input_is_one_line(recorded: Any, settings: list[str], line: str, tm
     assert main(["check", "wait-digits", *(word for key in keys for word in ("--set", key))]) == 2
     (said,) = capsys.readouterr().err.splitlines()[-1:]
     assert line in said
+
+
+def test_a_run_in_a_world_is_replayed_with_what_it_has(tmp_path: Path, capsys: Any) -> None:
+    """Links, availability, steps and scale are those of the run; under its own rule its seconds come back."""
+    world = {"speed": {**LAW, "per": "step", "scale": 0.5}, "link": {"up": "50 kB/s"}}
+    world |= {"availability": {"model": "on-off", "on": 20.0, "off": 5.0}}
+    own = run(tmp_path / "own", participation={"close": "all"}, **world)
+    (tmp_path / "same.toml").write_text('[participation]\nclose = "all"\n')
+    words = ["compare", "--replay", str(own.folder), "--with", str(tmp_path / "same.toml"), "--out", str(tmp_path)]
+    assert main(words) == 0
+    again = hpcfl.open_run(tmp_path / "same")
+    for column in ("sim_seconds", "cohort", "visit_seconds", "loss"):
+        np.testing.assert_array_equal(own.data[column], again[column])
+
+
+def test_of_a_run_in_real_time_with_links_it_is_not_known_what_is_computing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = run(tmp_path / "own", speed=LAW, link={"latency": 0.1})
+    monkeypatch.setattr(Counterfactual, "simulated", False)
+    with pytest.raises(UsageError, match=r"has \[link\], and what of its seconds by the wall clock is computing"):
+        run(tmp_path / "again", speed=by_rule(own))
 
 
 def test_a_replay_of_a_replay_by_rule_is_refused(tmp_path: Path) -> None:

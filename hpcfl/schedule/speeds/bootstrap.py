@@ -26,8 +26,8 @@ class Bootstrap(Speed):
     """Its column of seconds, or of other units by its end: _ms, _us, _min, _h. By default the first that looks like
     it."""
     by: str | None = None
-    """The column that says whose a row is: each client is one of those, drawn once per run, and draws from its rows
-    alone. By default all clients draw from all rows."""
+    """The column that says whose a row is: each client is one of those, drawn once per run with replacement, so that
+    one may occur twice, and draws from its rows alone. By default all clients draw from all rows."""
     sorted: bool = False
     """Number clients from fast to slow, by the means of their rows. With ``data.label_groups``, speeds then go with
     labels."""

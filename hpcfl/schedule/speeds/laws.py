@@ -183,6 +183,11 @@ class Lognormal(Law):
     """Log-normal visit times, as phones have them; spreads are standard deviations of the seconds' logarithm."""
 
     model: Literal["lognormal"] = "lognormal"
+    between: float = Field(0.0, ge=0, le=5)
+    """Spread between clients: of the logarithm of their mean seconds, drawn once per run; 0.5 is a factor of 1.65. 0:
+    all are alike."""
+    within: float = Field(0.0, ge=0, le=5)
+    """Spread of the logarithm of one client's visits. 0: all take the same."""
 
     def factor(self, survival: Floats, spread: float) -> Floats:
         return np.asarray(np.exp(-spread * special.ndtri(survival) - spread**2 / 2))
