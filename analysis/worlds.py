@@ -18,6 +18,7 @@ from typing import Any
 
 from hpcfl.config.presets import flat, overlays, read_toml
 from hpcfl.contrib.speeds import fit
+from hpcfl.data.formats.csv_file import read_seconds
 
 Figures = dict[str, float]
 DAY = 86_400.0
@@ -75,13 +76,12 @@ def speed(file: Path, column: str, *by: str) -> Figures:
 
 def workers(file: Path) -> Figures:
     """Return the same of data-parallel workers, whose stages do other work, and who is slow throughout."""
-    found, figures = fit(file, "compute_s", ["dp_rank", "stage"]), Figures()
-    seconds: dict[tuple[str, str], list[float]] = {}
-    for row in rows(file):
-        seconds.setdefault((row["stage"], row["dp_rank"]), []).append(float(row["compute_s"]))
-    slow = {tuple(reversed(client.split("/"))): factor for client, factor in found["slow"].items()}
-    means = {client: fmean(log(value) for value in each) for client, each in seconds.items() if client not in slow}
-    stages = [[mean for _, mean in each] for _, each in groupby(sorted(means.items()), key=lambda pair: pair[0][0])]
+    by, figures = ["stage", "dp_rank"], Figures()
+    found, (_, seconds) = fit(file, "compute_s", by), read_seconds("--column", "--by", file, "compute_s", by)
+    slow = found["slow"]
+    means = {client: fmean(map(log, each)) for client, each in seconds.items() if client not in slow}
+    ordered = sorted(means.items(), key=lambda pair: pair[0].partition("/"))
+    stages = [[mean for _, mean in each] for _, each in groupby(ordered, key=lambda pair: pair[0].partition("/")[0])]
     figures["speed.mean"] = fmean(fmean(each) for client, each in seconds.items() if client not in slow)
     figures["speed.between"] = fmean(pstdev(each) ** 2 for each in stages) ** 0.5
     figures["speed.within"] = found["within"]

@@ -502,9 +502,9 @@ def fit(file: Path, column: str | None, by: tuple[str, ...], as_json: bool, outp
 
     Rows of one client are in the order of time: from them follows how long it stays slow.
     """
-    from hpcfl.commands.plot import check_kind, save
-
     if output is not None:
+        from hpcfl.commands.plot import check_kind, save
+
         check_kind(output)
     module = contributed("speeds")
     found = module.fit(file, column, by)
@@ -513,7 +513,7 @@ def fit(file: Path, column: str | None, by: tuple[str, ...], as_json: bool, outp
         print_table(table)
         _echo(lines)
     if output is not None:
-        save(module.picture(file, column, by), output)
+        save(module.picture(found, file, by), output)
     _echo([json.dumps(found)])
 
 

@@ -275,19 +275,11 @@ class Config(ConfigBase):
         self.queue.check(self.participation, self.rounds, self.clients, self.clock)
         self.link.check(self.clients)
         self.availability.check(self.clients)
-        if not self.adds_times:
-            return
         model, rules = f"speed.model = '{self.speed.model}'", self.participation
-        for there, what in (
-            (self.link != Link(), "[link]"),
-            (self.queue.model != "none", f"queue.model = '{self.queue.model}'"),
-            (self.availability.model != "always", f"availability.model = '{self.availability.model}'"),
-            (self.speed.per == "step", "speed.per = 'step'"),
-            (self.speed.scale != 1, f"speed.scale = {self.speed.scale:g}"),
-        ):
-            if there and self.speed.replays:
+        for what in self._added_times:
+            if self.speed.replays:
                 raise UsageError(f"{what}: {model} replays seconds that a run has recorded: remove it")
-            if there and self.speed.needs_end:
+            if self.speed.needs_end:
                 raise UsageError(f"{what}: the times of {model} follow from the deadline; did you mean 'lognormal'?")
         if self.link.server != UNLIMITED and (rules.by_arrivals or rules.by_steps):
             key, other = ("close", "arrivals") if rules.by_arrivals else ("partial", "steps")
@@ -297,9 +289,19 @@ class Config(ConfigBase):
     @property
     def adds_times(self) -> bool:
         """Whether visits take other seconds than ``[speed]`` alone says."""
-        speed = self.speed
-        added = self.link != Link() or self.queue.model != "none" or speed.per == "step" or speed.scale != 1
-        return added or self.availability.model != "always"
+        return bool(self._added_times)
+
+    @property
+    def _added_times(self) -> list[str]:
+        """What lets them do so."""
+        there = {
+            "[link]": self.link != Link(),
+            f"queue.model = '{self.queue.model}'": self.queue.model != "none",
+            f"availability.model = '{self.availability.model}'": self.availability.model != "always",
+            "speed.per = 'step'": self.speed.per == "step",
+            f"speed.scale = {self.speed.scale:g}": self.speed.scale != 1,
+        }
+        return [what for what, is_it in there.items() if is_it]
 
     @property
     def times_known(self) -> bool:

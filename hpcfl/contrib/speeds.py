@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib import rc_context
 from rich.table import Column, Table
 from scipy import stats
 
@@ -18,8 +17,10 @@ from hpcfl.base.types import Floats
 from hpcfl.config import Config
 from hpcfl.data.formats.csv_file import read_seconds
 from hpcfl.engine.job import Job
-from hpcfl.results.drawing import COLOURS, INCHES, STYLE, Picture
 from hpcfl.schedule.plan import Attempt
+
+if TYPE_CHECKING:
+    from hpcfl.results.drawing import Picture
 
 LAGS = 1, 2, 5, 10
 RESAMPLES = 1000
@@ -104,11 +105,15 @@ def fit(path: Path, column: str | None = None, by: Sequence[str] = ()) -> dict[s
     }
 
 
-def picture(path: Path, column: str | None = None, by: Sequence[str] = ()) -> Picture:
-    """Return a picture of what `fit` has found: how often values are exceeded, and how long deviations last."""
-    found = fit(path, column, by)
-    _, clients = read_seconds("--column", "--by", path, column, by)
-    values, drawn = np.sort(np.concatenate([*clients.values()])), laws(np.concatenate([*clients.values()]))
+def picture(found: Mapping[str, Any], path: Path, by: Sequence[str] = ()) -> Picture:
+    """Return a picture of what `fit` has found in a file: how often values are exceeded, how long deviations last."""
+    from matplotlib import rc_context
+
+    from hpcfl.results.drawing import COLOURS, INCHES, STYLE, Picture
+
+    _, clients = read_seconds("--column", "--by", path, found["column"], by)
+    values = np.sort(np.concatenate([*clients.values()]))
+    drawn = laws(values)
     with rc_context(STYLE):
         made = Picture(figsize=(INCHES["page"], 2.4), layout="constrained")
         left, right = made.subplots(1, 2)

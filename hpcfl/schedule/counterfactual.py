@@ -162,7 +162,7 @@ class Counterfactual(Speed):
     def arrival(self, attempt: Attempt) -> Floats:
         if self.simulated:
             return self.tape.config.speed.arrival(self._then(attempt))
-        return self.in_time(attempt, np.tile(attempt.closes_after / attempt.work_fractions, (len(attempt.cohort), 1)))
+        return super().arrival(attempt)
 
     def miss_probability(self, attempt: Attempt) -> Floats:
         if self.simulated:

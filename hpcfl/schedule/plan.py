@@ -76,8 +76,12 @@ class Attempt:
             return self.closes_after
         closes = float(whole[order[self.needed(order) - 1]]) + self.grace
         if self.leaves is not None and closes == inf:  # nobody is left who could still come
-            closes = float(np.minimum(seconds, self.leaves).max())
+            closes = self.last(seconds)
         return min(self.closes_after, closes)
+
+    def last(self, seconds: Floats) -> float:
+        """Return when the last of visits that take so long is over, whether it is done or its client leaves."""
+        return float((seconds if self.leaves is None else np.minimum(seconds, self.leaves)).max())
 
     def whole(self, seconds: Floats) -> Floats:
         """Return when visits that take so long are complete, float64 [n]; inf where the client leaves before."""

@@ -244,7 +244,7 @@ class Planner:
             late, depth, cut = self.cut_short(attempt, seconds)
             duration = attempt.closes_after if late.any() else float(seconds.max())
             if attempt.leaves is not None:  # who is late may have left before
-                duration = min(attempt.closes_after, float(np.minimum(seconds, attempt.leaves).max()))
+                duration = min(attempt.closes_after, attempt.last(seconds))
             facts = attempt.round, attempt.cohort, seconds, depth, duration + times.communication
             plan = Plan(*facts, *self._chances(attempt), attempt.closes_after, attempt.number, cut)
         else:
@@ -273,8 +273,7 @@ class Planner:
         arrival, miss = self._chances(attempt)
         if needed < len(seconds):
             arrival = np.full_like(arrival, nan)  # the chance to be among the first n has no closed form
-        ended = seconds if attempt.leaves is None else np.minimum(seconds, attempt.leaves)
-        duration = min(closes, float(ended.max())) + self.times.communication
+        duration = min(closes, attempt.last(seconds)) + self.times.communication
         return Plan(attempt.round, attempt.cohort, seconds, depth, duration, arrival, miss, end, attempt.number, steps)
 
     def cut_short(self, attempt: Attempt, seconds: Floats) -> tuple[NDArray[np.bool_], Ints, Ints | None]:

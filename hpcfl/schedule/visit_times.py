@@ -11,11 +11,11 @@ from functools import cached_property
 
 import numpy as np
 
-from hpcfl.base.rng import key_as_seed, keyed
+from hpcfl.base.rng import key_as_seed
 from hpcfl.base.types import Floats, Ints
 from hpcfl.schedule.link import UNLIMITED, Lines, Link, rate, shared
 from hpcfl.schedule.plan import Attempt, Timeline
-from hpcfl.schedule.speeds.base import CLOSE, DRAWS, NO_ATTEMPT, Speed
+from hpcfl.schedule.speeds.base import CLOSE, Speed, drawn_order
 from hpcfl.schedule.speeds.laws import Law
 
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(64)
@@ -172,11 +172,7 @@ class VisitTimes:
         fixed = self._fixed + self.up.sum(1) / self._lines.up + self._lines.latency
         if self.wait is None and self.link.server == UNLIMITED and not np.ptp(fixed) and not np.ptp(self._work):
             return np.asarray(fixed[0] + self._work[0] * self.speed.order(seed, clients, members, invited))
-        total = np.zeros(invited)
-        for draw in range(DRAWS):
-            cohort = np.sort(keyed(seed, "order", draw).choice(members, invited, replace=False))
-            total += np.sort(self.seconds(Attempt(seed, clients, np.ones(1), draw, NO_ATTEMPT, cohort)))
-        return total / DRAWS
+        return drawn_order(self.seconds, seed, clients, members, invited)
 
 
 def _of_wait(attempt: Attempt) -> Attempt:

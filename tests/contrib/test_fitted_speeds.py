@@ -142,7 +142,7 @@ def test_published_measurements() -> None:
 def test_the_picture_has_values_laws_and_lags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rng = np.random.default_rng(2)
     file = table(tmp_path / "a.csv", rng.lognormal(0.0, 0.3, (60, 8)))
-    left, right = picture(file).axes
+    left, right = picture(fit(file), file).axes
     measured, *drawn = left.lines
     assert measured.get_xdata().tolist() == sorted(measured.get_xdata())
     assert measured.get_ydata()[[0, -1]].tolist() == pytest.approx([1.0, 1 / 480])

@@ -5,7 +5,7 @@ A unit of work is one visit, so a pace (seconds per unit of work) is also the se
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -128,11 +128,7 @@ class Speed(ConfigBase):
         So many of the `members`, ids of `clients` in all, are invited. By default means over `DRAWS` rounds that are no
         round of any run.
         """
-        total = np.zeros(invited)
-        for draw in range(DRAWS):
-            cohort = np.sort(keyed(seed, "order", draw).choice(members, invited, replace=False))
-            total += np.sort(self.seconds(Attempt(seed, clients, np.ones(1), draw, NO_ATTEMPT, cohort)))
-        return total / DRAWS
+        return drawn_order(self.seconds, seed, clients, members, invited)
 
     def enforced(self, attempt: Attempt) -> Floats:
         """Return the seconds that each invited client's visit shall take in real time, float64 [n]; 0: as it is."""
@@ -167,6 +163,10 @@ class Speed(ConfigBase):
 
     def arrival(self, attempt: Attempt) -> Floats:
         """Return ``P[d_u <= l]`` before this round's times are drawn, float64 [n, L]."""
+        if self.redrawn:
+            return self.in_time(
+                attempt, np.tile(attempt.closes_after / attempt.work_fractions, (len(attempt.cohort), 1))
+            )
         return self._ready(attempt).astype(np.float64)
 
     def _ready(self, attempt: Attempt) -> NDArray[np.bool_]:
@@ -182,6 +182,15 @@ class Speed(ConfigBase):
         """Return ``P[nobody reaches l]``, float64 [L]; the product form holds for independent clients."""
         chance: Floats = np.prod(1.0 - self.arrival(attempt), axis=0)
         return chance
+
+
+def drawn_order(seconds: Callable[[Attempt], Floats], seed: int, clients: int, members: Ints, invited: int) -> Floats:
+    """Return the mean seconds until 1 … n visits have arrived over `DRAWS` rounds that are no round of any run."""
+    total = np.zeros(invited)
+    for draw in range(DRAWS):
+        cohort = np.sort(keyed(seed, "order", draw).choice(members, invited, replace=False))
+        total += np.sort(seconds(Attempt(seed, clients, np.ones(1), draw, NO_ATTEMPT, cohort)))
+    return total / DRAWS
 
 
 class Equal(Speed):

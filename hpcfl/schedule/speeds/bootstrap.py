@@ -40,6 +40,12 @@ class Bootstrap(Speed):
         _, found = read_seconds("speed.column", "speed.by", Path(self.file), self.column, by)
         return [np.sort(each) for each in (found.values() if by else [np.concatenate([*found.values()])])]
 
+    @cached_property
+    def _rows(self) -> tuple[Floats, Ints, Ints]:
+        """All values, one owner's after the other's; where each one's begin, and how many they are."""
+        counts = np.array([len(each) for each in self.values])
+        return np.concatenate(self.values), np.cumsum(counts) - counts, counts
+
     def covers(self, rounds: int, clients: int, layers: int | None = None) -> None:
         assert self.values  # a file that cannot be read is refused
 
@@ -49,12 +55,8 @@ class Bootstrap(Speed):
     def seconds(self, attempt: Attempt) -> Floats:
         who = self._drawn(attempt.seed, attempt.clients)[attempt.cohort]
         u = keyed(attempt.seed, "time", attempt.round, step=attempt.number).random(attempt.clients)[attempt.cohort]
-        counts = np.array([len(each) for each in self.values])
-        rows = (np.cumsum(counts) - counts)[who] + (u * counts[who]).astype(np.int64)
-        return np.asarray(np.concatenate(self.values)[rows])
-
-    def arrival(self, attempt: Attempt) -> Floats:
-        return self.in_time(attempt, np.tile(attempt.closes_after / attempt.work_fractions, (len(attempt.cohort), 1)))
+        values, firsts, counts = self._rows
+        return values[firsts[who] + (u * counts[who]).astype(np.int64)]
 
     @property
     def redrawn(self) -> bool:

@@ -92,10 +92,15 @@ class Table(Speed):
 
     def _at(self, seconds: float, cohort: Ints) -> Floats:
         """Return what a table by time says at a second of the run, float64 [n]."""
+        last = float(self.columns["time"].max())
+        rows = np.searchsorted(self._keys, cohort + min(seconds, last) / (last + 1.0), side="right") - 1
+        return np.asarray(self.columns["seconds"][self._order[rows]])
+
+    @cached_property
+    def _keys(self) -> Floats:
+        """What the rows of a table by time are found by, in their `_order`: the client, and within it the time."""
         clients, times = (self.columns[name][self._order] for name in ("client", "time"))
-        whole = times.max() + 1.0
-        rows = np.searchsorted(clients + times / whole, cohort + min(seconds, times.max()) / whole, side="right") - 1
-        return np.asarray(self.columns["seconds"][self._order][rows])
+        return np.asarray(clients + times / (times.max() + 1.0))
 
     @cached_property
     def values(self) -> NDArray[Any]:
