@@ -13,6 +13,7 @@ from rich.table import Column, Table
 from scipy import stats
 
 from hpcfl.base.errors import UsageError, toml
+from hpcfl.base.lazy import Lazy
 from hpcfl.base.types import Floats
 from hpcfl.config import Config
 from hpcfl.data.formats.csv_file import read_seconds
@@ -22,6 +23,7 @@ from hpcfl.schedule.plan import Attempt
 if TYPE_CHECKING:
     from hpcfl.results.drawing import Picture
 
+matplotlib, drawing = Lazy("matplotlib"), Lazy("hpcfl.results.drawing")
 LAGS = 1, 2, 5, 10
 RESAMPLES = 1000
 FEW = 100  # rows of a client, below which deviations from its own mean hide much of how long they last
@@ -107,24 +109,20 @@ def fit(path: Path, column: str | None = None, by: Sequence[str] = ()) -> dict[s
 
 def picture(found: Mapping[str, Any], path: Path, by: Sequence[str] = ()) -> Picture:
     """Return a picture of what `fit` has found in a file: how often values are exceeded, how long deviations last."""
-    from matplotlib import rc_context
-
-    from hpcfl.results.drawing import COLOURS, INCHES, STYLE, Picture
-
     _, clients = read_seconds("--column", "--by", path, found["column"], by)
     values = np.sort(np.concatenate([*clients.values()]))
     drawn = laws(values)
-    with rc_context(STYLE):
-        made = Picture(figsize=(INCHES["page"], 2.4), layout="constrained")
+    with matplotlib.rc_context(drawing.STYLE):
+        made: Picture = drawing.Picture(figsize=(drawing.INCHES["page"], 2.4), layout="constrained")
         left, right = made.subplots(1, 2)
         left.loglog(values, 1 - np.arange(len(values)) / len(values), color="#000000", label="measured")
         at = np.geomspace(values[0], values[-1], 200)
-        for color, name in zip(COLOURS, [*found["laws"]][:3]):
+        for color, name in zip(drawing.COLOURS, [*found["laws"]][:3]):
             left.loglog(at, drawn[name].distribution.sf(at), color=color, linewidth=0.8, label=name)
         left.set(xlabel="seconds", ylabel="share of values above", ylim=(0.5 / len(values), 1.5))
         left.legend()
         for lag, (rho, low, high) in found["lags"].items():
-            right.errorbar(int(lag), rho, [[rho - low], [high - rho]], color=COLOURS[0], marker="o", capsize=2)
+            right.errorbar(int(lag), rho, [[rho - low], [high - rho]], color=drawing.COLOURS[0], marker="o", capsize=2)
         right.axhline(0, color="#000000", linewidth=0.6)
         said = "autocorrelation of log seconds" if found["lags"] else "no order in time is known"
         right.set(xlabel="lag in rows of a client", ylabel=said, ylim=(-0.5, 1.05))
