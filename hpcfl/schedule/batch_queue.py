@@ -19,7 +19,9 @@ LAW = "mean", "between", "within", "persistence"
 class BatchQueue(ConfigBase):
     """What a visit waits in a batch queue before it starts: by a law, or as a table says."""
 
-    model: Literal["none", "lognormal", "gamma", "weibull", "pareto", "shifted-exponential", "table"] = "none"
+    model: Literal[
+        "none", "lognormal", "gamma", "weibull", "pareto", "shifted-exponential", "uniform-about", "table"
+    ] = "none"
     """``none``: nothing. A law, as in ``[speed]``; ``gamma`` with ``within = 1`` is exponential. ``table``: a file."""
     mean: float = Field(1.0, gt=0)
     """Seconds in the mean over clients and rounds."""

@@ -37,11 +37,13 @@ def frozen(name: str, spread: float) -> Any:
         return stats.pareto(index, scale=(index - 1) / index)
     if name == "shifted-exponential":
         return stats.expon(1 - spread, spread)
+    if name == "uniform-about":
+        return stats.uniform(1 - sqrt(3) * spread, 2 * sqrt(3) * spread)
     shape = brentq(lambda k: gamma(1 + 2 / k) / gamma(1 + 1 / k) ** 2 - 1 - spread**2, 0.3, 50)
     return stats.weibull_min(shape, scale=1 / gamma(1 + 1 / shape))
 
 
-NAMES = "lognormal", "gamma", "weibull", "pareto", "shifted-exponential"
+NAMES = "lognormal", "gamma", "weibull", "pareto", "shifted-exponential", "uniform-about"
 
 
 def attempt(round: int = 0, number: int = 0, clients: int = 5, **more: Any) -> Attempt:
@@ -100,6 +102,27 @@ def test_a_round_is_the_same_whatever_was_asked_for_before() -> None:
     np.testing.assert_array_equal(normals(1, 4, 0.6, 6, 0), whole[6])
 
 
+def test_spans_of_seconds_instead_of_rounds() -> None:
+    """Rounds that begin within one span find clients alike; from span to span these are what rounds are without it."""
+    keys = {"within": 0.5, "between": 0.3, "persistence": 0.7, "slow": 3.0, "slow_rounds": 4.0}
+    by_rounds, by_spans = law("gamma", **keys), law("gamma", lag=2.5, **keys)
+    for round_, number, begins in ((0, 0, 0.0), (1, 0, 2.4), (2, 1, 2.4), (3, 0, 2.5), (4, 2, 99.9), (5, 0, 101.0)):
+        now = by_spans.seconds(attempt(round_, number, begins=begins))
+        np.testing.assert_array_equal(now, by_rounds.seconds(attempt(int(begins // 2.5))))
+    assert by_spans.persists
+
+
+def test_rounds_of_a_run_are_drawn_by_when_they_begin(tmp_path: Path) -> None:
+    spans = {"speed.model": "lognormal", "speed.within": 0.5, "speed.lag": 6.0, "speed.scale": 2.0, "rounds": 12}
+    run = hpcfl.run("wait-digits", settings={**spans, "clients": 4, "seed": 3}, out=tmp_path)
+    speed, begins = law("lognormal", within=0.5), 0.0
+    for seconds, ended in zip(run.data["visit_seconds"].values, run.data["sim_seconds"].values):
+        here = Attempt(3, 4, np.ones(1), int(begins / 2 // 6), 0, np.arange(4))
+        np.testing.assert_array_equal(seconds, 2 * speed.seconds(here))
+        begins = ended
+    assert begins > 24  # there are spans with several rounds, and several spans
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_chances_to_arrive_are_the_laws_given_the_clients_mean(name: str) -> None:
     speed = law(name, mean=1.5, between=0.3, within=0.4, persistence=0.5)
@@ -140,6 +163,9 @@ def test_a_resumed_run_draws_what_one_without_a_break_draws(tmp_path: Path) -> N
         (["speed.model=gamma", "speed.persistence=0.5"], "speed.persistence: expected 0 with speed.within = 0"),
         (["speed.model=shifted-exponential", "speed.within=1.5"], "speed.within"),
         (["speed.model=lognormal", "speed.mean=0"], "speed.mean"),
+        (["speed.model=gamma", "speed.lag=3"], "speed.lag = 3.0 has no meaning with speed.within = 0"),
+        (["speed.model=gamma", "speed.within=1", "speed.lag=3", "clock=wall"], "in simulated time"),
+        (["speed.model=uniform-about", "speed.within=0.6"], "speed.within"),
         (["speed.model=log-normal"], "did you mean 'lognormal'?"),
         (["speed.model=lognormal", "speed.slow=0.5"], "speed.slow"),
         (

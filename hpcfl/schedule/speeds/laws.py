@@ -99,6 +99,9 @@ class Law(Speed):
     """Share of the visits that are in slow phases."""
     slow_rounds: float = Field(10.0, ge=1)
     """Mean number of rounds that a slow phase lasts; it ends with the same chance in each."""
+    lag: float | None = Field(None, gt=0)
+    """Seconds of the run after which clients are drawn anew, in simulated time: rounds that begin before find them as
+    they were, and `persistence` and slow phases go from one such span to the next, not from round to round."""
     sorted: bool = False
     """Number clients from fast to slow. With ``data.label_groups``, speeds then go with labels."""
 
@@ -120,6 +123,13 @@ class Law(Speed):
             raise UsageError(f"speed.slow_rounds = {self.slow_rounds:g}: {why}")
         if self.persistence and not self.within:
             raise refusal("speed.persistence", "0 with speed.within = 0: all visits take the same", self.persistence, 0)
+        if self.lag is not None and not self.redrawn:
+            raise no_meaning("speed.lag", self.lag, "speed.within = 0: all visits take the same")
+        if self.lag is not None and (clock != "simulated" or participation.by_arrivals):
+            said = f"clock = '{clock}'" if clock != "simulated" else "participation.close = 'arrivals'"
+            raise UsageError(
+                f"speed.lag = {self.lag:g} is of rounds in simulated time, which begin together; got {said}"
+            )
 
     def paces(self, seed: int, clients: int) -> Floats:
         paces = self._means(seed, clients)
@@ -132,6 +142,8 @@ class Law(Speed):
 
     def seconds(self, attempt: Attempt) -> Floats:
         seed, clients, place = attempt.seed, attempt.clients, (attempt.round, attempt.number)
+        if self.lag is not None and attempt.number != NO_ATTEMPT:
+            place = int(attempt.begins // self.lag), 0
         z = normals(seed, clients, self.persistence, *place)
         seconds = self._means(seed, clients) * self._factors(z, self.within)
         if self.slow > 1:
@@ -152,7 +164,7 @@ class Law(Speed):
 
     @property
     def persists(self) -> bool:
-        return self.persistence != 0 or self.slow > 1
+        return self.persistence != 0 or self.slow > 1 or self.lag is not None
 
     def in_time(self, attempt: Attempt, limits: Floats) -> Floats:
         if not self.redrawn:
@@ -252,6 +264,22 @@ class ShiftedExponential(Law):
 
     def chance(self, factor: Floats, spread: float) -> Floats:
         return -np.expm1(-np.maximum(0.0, factor - 1 + spread) / spread)
+
+
+class UniformAbout(Law):
+    """Uniform visit times about each client's mean; spreads are sd over mean, .577 being from 0 to twice the mean."""
+
+    model: Literal["uniform-about"] = "uniform-about"
+    between: float = Field(0.0, ge=0, le=0.577)
+    """Spread between clients: of their mean seconds, drawn once per run. 0: all are alike."""
+    within: float = Field(0.0, ge=0, le=0.577)
+    """Spread of one client's visits about its mean. 0: all take the same."""
+
+    def factor(self, survival: Floats, spread: float) -> Floats:
+        return 1 + sqrt(3) * spread * (1 - 2 * survival)
+
+    def chance(self, factor: Floats, spread: float) -> Floats:
+        return np.asarray(np.clip((1 + (factor - 1) / (sqrt(3) * spread)) / 2, 0.0, 1.0))
 
 
 @cache
