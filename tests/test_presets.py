@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 
 from data.test_sources import idx_bytes, refused
 from golden import presets as golden
-from hpcfl.algorithms import ServerState
+from hpcfl.algorithms import ServerState, algorithms
 from hpcfl.commands import check
 from hpcfl.commands.check import report
 from hpcfl.config import Config, load
@@ -338,3 +339,12 @@ def test_bases_that_lead_nowhere_are_refused(tmp_path: Path) -> None:
     )
     assert line("number") == f"{tmp_path}/number.toml: base: expected the name of a preset or file, got 3"
     assert line("above").startswith(f"{tmp_path}/broken.toml: not valid TOML")
+
+
+def test_the_page_of_methods_has_every_method_and_presets_that_are() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "reference" / "methods.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    assert sorted(rows) == sorted(algorithms())
+    named = set(re.findall(r"`([\w-]+-(?:digits|cancer))`", page))
+    assert len(named) > 10
+    assert named <= set(NAMES)

@@ -6,8 +6,10 @@ from hpcfl.base.plugins import lookup, registered
 __all__ = ["TITLES", "Algorithm", "IteratedReduction", "ServerState", "algorithm_class", "algorithms"]
 
 TITLES = {
+    "ditto": "Ditto",
     "fedasync": "FedAsync",
     "fedavg": "FedAvg",
+    "feddyn": "FedDyn",
     "fedhenn": "FedHeNN",
     "fedlrgd": "FedLRGD",
     "fednova": "FedNova",
@@ -15,11 +17,13 @@ TITLES = {
     "fedrep": "FedRep",
     "fedrolex": "FedRolex",
     "flic": "FLIC",
+    "focus": "FOCUS",
     "heterofl": "HeteroFL",
     "hf_maml": "HF-MAML",
     "lg_fedavg": "LG-FedAvg",
     "linear_fedrep": "FedRep (linear)",
     "local": "Local",
+    "pfedme": "pFedMe",
     "ringmaster": "Ringmaster ASGD",
     "salf": "SALF",
     "scaffold": "SCAFFOLD",

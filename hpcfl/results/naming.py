@@ -44,7 +44,7 @@ BESIDE = {
     },
 }
 """What is said beside a method's name, where the name does not say it."""
-WHOLE = ("fedavg", "fedprox", "fednova", "scaffold")
+WHOLE = ("fedavg", "feddyn", "fedprox", "fednova", "scaffold")
 """Methods that share the whole model: to be tested after fine-tuning is another method, -FT."""
 TOLD = {
     *(key for _, keys in NAMED for key in keys),

@@ -133,7 +133,9 @@ def test_fedlrgd_and_fedave_cost_what_the_paper_says() -> None:
 
 NARROW = sum(65 * units + 10 * (units + 1) for units in (16, 8, 8, 4, 2, 2, 1)) / 7  # rates of 1, 1/2, … 1/16
 HAND: dict[str, tuple[Callable[[int, int], tuple[int, int]], float | tuple[int, int], int]] = {
+    "ditto": (lambda n, h: (2 * n, 2 * n), MLP, MLP),  # of both models
     "fedavg": (lambda n, h: (n, n), MLP, MLP),
+    "feddyn": (lambda n, h: (n, n), MLP, MLP),
     # in round 1, 12 common samples in each step of 10; sent are their kernel, and its round
     "fedhenn": (lambda n, h: (n, n + ceil(n / 10) * 12), 12 * 13 // 2 + 1, MLP),
     "fednova": (lambda n, h: (n, n), MLP + 1, MLP),  # and its number of steps
@@ -147,12 +149,14 @@ HAND: dict[str, tuple[Callable[[int, int], tuple[int, int]], float | tuple[int, 
         30 + 6 * 20,
         6 * 8 + 9 * 4 + 30 + 42,
     ),
+    "focus": (lambda n, h: (3 * min(n, 128), 3 * min(n, 128)), MLP, MLP),
     "heterofl": (lambda n, h: (n, n), NARROW, MLP),
     "hf_maml": (lambda n, h: (10 + 10 + 2 * 10, 10 + 10 + 2 * 10), MLP, MLP),  # the third batch by its Hessian
     "lg_fedavg": (lambda n, h: (n, n), MLP, MLP),  # both layers are shared
     # a matrix of moments instead of B; then one gradient by 10 samples, the head being solved for
     "linear_fedrep": (lambda n, h: (0, 10), (20 * 20, 2 * 20), 42),
     "local": (lambda n, h: (n, n), 1, MLP),  # the loss
+    "pfedme": (lambda n, h: (5 * n, 5 * n), MLP, MLP),  # five steps on each batch
     "salf": (lambda n, h: (16, 16), MLP, MLP),
     "scaffold": (lambda n, h: (n, n), 2 * MLP, MLP),  # and what its control variate has changed by
 }
