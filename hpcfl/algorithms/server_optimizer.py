@@ -2,16 +2,22 @@
 
 A method's own step leads from w to what it proposes; Δ is the difference. β₁, β₂ are `betas`, η is `lr`, τ is `tau`.
 
-============= ==================================== ======================================================
-``optimizer`` moments                              step
-============= ==================================== ======================================================
-``none``      none                                 w + Δ, as the method says
-``momentum``  m ← β₁ m + Δ                         w + η m (FedAvgM: Hsu, Qi & Brown, arXiv 1909.06335)
-``nesterov``  m ← β₁ m + Δ                         w + η (Δ + β₁ m), as in DiLoCo (Douillard et al., 2023)
-``adagrad``   m ← β₁ m + (1 − β₁) Δ, v ← v + Δ²    w + η m / (√v + τ)
-``adam``      m so, v ← β₂ v + (1 − β₂) Δ²         so
-``yogi``      m so, v ← v − (1 − β₂) Δ² sgn(v − Δ²) so
-============= ==================================== ======================================================
+==================== ==================================== ======================================================
+``optimizer``        moments                              step
+==================== ==================================== ======================================================
+``none``             none                                 w + Δ, as the method says
+``momentum``         m ← β₁ m + Δ                         w + η m (FedAvgM: Hsu, Qi & Brown, arXiv 1909.06335)
+``nesterov``         m ← β₁ m + Δ                         w + η (Δ + β₁ m), as in DiLoCo (Douillard et al., 2023)
+``delayed-nesterov`` D ← D + Δ                            w + η (Δ/N + c β₁ m); Liu et al., 2024
+every N-th time      D so, m ← β₁ m + D/N, D ← 0          w + η (Δ/N + (1 − cN + c) β₁ m)
+``adagrad``          m ← β₁ m + (1 − β₁) Δ, v ← v + Δ²    w + η m / (√v + τ)
+``adam``             m so, v ← β₂ v + (1 − β₂) Δ²         so
+``yogi``             m so, v ← v − (1 − β₂) Δ² sgn(v − Δ²) so
+==================== ==================================== ======================================================
+
+Delayed Nesterov (arXiv 2401.09135, Algorithm 3) is for steps with each arrival: what comes moves w at once, the
+momentum with the mean of N, which c shares out among their steps. With N = 1 it is ``nesterov``. A step without
+anybody counts for none of the N.
 
 The last three are FedOpt (Reddi et al., ICLR 2021, Algorithm 2), without correction of bias; sgn(0) = 0. m begins with
 0, v with τ², the least that the paper allows. Choices that it leaves open: Δ comes from the mean that the method takes
@@ -36,37 +42,49 @@ from hpcfl.base.lazy import Tensor, torch
 from hpcfl.schedule.doubling import Doubling
 from hpcfl.sums.message import moved
 
-PLAIN = "momentum", "nesterov"
+DELAYED = "delayed-nesterov"
+PLAIN = "momentum", "nesterov", DELAYED
 ADAPTIVE = "adam", "yogi", "adagrad"
 BETAS = {**dict.fromkeys(("none", *PLAIN), (0.9,)), "adagrad": (0.0,), "adam": (0.9, 0.99), "yogi": (0.9, 0.99)}
 """Decays of the moments by default."""
-M, V = "server.m.", "server.v."
+M, V, TAKEN = "server.m.", "server.v.", "server.taken"
 
 
 class ServerOptimizer(ConfigBase):
     """What steps the server takes along the changes that a method, whichever it is, proposes for the shared model."""
 
-    optimizer: Literal["none", "momentum", "nesterov", "adam", "yogi", "adagrad"] = "none"
+    optimizer: Literal["none", "momentum", "nesterov", "delayed-nesterov", "adam", "yogi", "adagrad"] = "none"
     """What takes the steps. ``none``: the method itself. ``momentum``: FedAvgM. ``nesterov``: the same with Nesterov's
-    look ahead. ``adam``, ``yogi``, ``adagrad``: FedOpt."""
+    look ahead. ``delayed-nesterov``: the same for single arrivals, its momentum moving with every N-th. ``adam``,
+    ``yogi``, ``adagrad``: FedOpt."""
     lr: float | None = Field(None, gt=0)
-    """Step size η. By default 1 with ``momentum`` and ``nesterov``, and 0.01 with the others: FedOpt's authors tune it
+    """Step size η. By default 1 with ``momentum`` and Nesterov's, and 0.01 with the others: FedOpt's authors tune it
     for each problem. A plain step of size η: ``momentum`` with ``betas = [0]``."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], ...] | None = None
     """Decay of the moments: β₁ and β₂ of ``adam`` and ``yogi``, by default [0.9, 0.99]; β₁ alone of the others, by
     default [0.9], and [0] with ``adagrad``."""
     tau: float = Field(1e-3, gt=0)
     """τ, which is added to √v, and whose square v begins with: the smaller, the more adaptive."""
+    cycle: int = Field(10, ge=1)
+    """N of ``delayed-nesterov``: how many steps go by from one of its momentum to the next."""
+    share: float = Field(0.0, ge=0, le=1)
+    """c of ``delayed-nesterov``, at most 1/N: what the momentum counts in each step; the rest at a cycle's end."""
     only_for: ClassVar[Mapping[str, tuple[str, tuple[str, ...]]]] = {
         "lr": ("optimizer", PLAIN + ADAPTIVE),
         "betas": ("optimizer", ("adam", "yogi")),  # others have one of another size
         "tau": ("optimizer", ADAPTIVE),
+        "cycle": ("optimizer", (DELAYED,)),
+        "share": ("optimizer", (DELAYED,)),
     }
 
     def check(self, algorithm: Algorithm, doubling: Doubling, model: Model) -> None:
         """Raise UsageError where a key does not go with the optimiser, or this one with the method or the stages."""
         every = PLAIN + ADAPTIVE
-        self.check_only_for("server.", "optimizer", {"lr": every, "betas": every, "tau": ADAPTIVE})
+        self.check_only_for(
+            "server.", "optimizer", {"lr": every, "betas": every, "tau": ADAPTIVE, "cycle": DELAYED, "share": DELAYED}
+        )
+        if self.share * self.cycle > 1:
+            raise refusal("server.share", f"at most 1/server.cycle = {1 / self.cycle:.3g}", self.share)
         default = BETAS[self.optimizer]
         if len(self.decays) != len(default):
             names = "β₁ and β₂" if len(default) == 2 else "β₁ alone"
@@ -98,9 +116,26 @@ class ServerOptimizer(ConfigBase):
         """The step size η."""
         return self.lr or (0.01 if self.adaptive else 1.0)
 
-    def stepped(self, change: Tensor, first: Tensor, second: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the step and the new moments of one tensor; all are float64, `second` None where it is not kept."""
+    @property
+    def second(self) -> float | None:
+        """What the second moment begins with, v or D; None where there is none."""
+        return self.tau**2 if self.adaptive else 0.0 if self.optimizer == DELAYED else None
+
+    def stepped(
+        self, change: Tensor, first: Tensor, second: Tensor | None, number: int = 1
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the step and the new moments of one tensor in step `number`, from 1 on.
+
+        All are float64, `second` None where it is not kept.
+        """
         beta = self.decays[0]
+        if self.optimizer == DELAYED:
+            assert second is not None
+            second, share = second + change, self.share
+            if number % self.cycle == 0:
+                first, second = beta * first + second / self.cycle, torch.zeros_like(second)
+                share = 1 - self.share * (self.cycle - 1)
+            return self.rate * (change / self.cycle + share * beta * first), first, second
         if not self.adaptive:
             first = beta * first + change
             ahead = change + beta * first if self.optimizer == "nesterov" else first
@@ -135,18 +170,23 @@ class _Stepping(Wrapper):
         shared, rules = self.init_server(task), self.optimizer_of_server
         like = {name: shared[name] for name in _learnt(self, task)}
         moments = {M + name: torch.zeros_like(value) for name, value in like.items()}
-        if rules.adaptive:
-            moments |= {V + name: torch.full_like(value, rules.tau**2) for name, value in like.items()}
-        return {**super().init_extras(task), **moments}
+        if rules.second is not None:
+            moments |= {V + name: torch.full_like(value, rules.second) for name, value in like.items()}
+        taken = {TAKEN: 0.0} if rules.optimizer == DELAYED else {}
+        return {**super().init_extras(task), **moments, **taken}
 
     def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
-        moments = {name: value for name, value in state.extras.items() if name.startswith((M, V))}
+        moments = {name: value for name, value in state.extras.items() if name.startswith((M, V, TAKEN))}
         after = super().step(task, replace(state, extras=without(state.extras, moments)), sums)
         shared = dict(after.shared)
-        for name in (each.removeprefix(M) for each in moments if each.startswith(M)):
+        names = [each.removeprefix(M) for each in moments if each.startswith(M)]
+        if TAKEN in moments:
+            moments[TAKEN] += float(any(name in sums and sums.weight(name) for name in names))
+        number = int(moments.get(TAKEN, 1))
+        for name in names:
             before, proposed, m, v = state.shared[name], after.shared[name], moments[M + name], moments.get(V + name)
             change, wide = proposed.double() - before.double(), None if v is None else v.double()
-            step, first, second = self.optimizer_of_server.stepped(change, m.double(), wide)
+            step, first, second = self.optimizer_of_server.stepped(change, m.double(), wide, number)
             idle = proposed == before
             stays: Tensor | None = idle  # which coordinates nobody has sent and the method leaves as they were
             if name in sums and sums.weight(name):

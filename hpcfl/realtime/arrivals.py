@@ -198,7 +198,8 @@ class ArrivalsServer(Server):
             lane.visits.keep_pending()
             step.held.append(one)
         else:
-            factor = float(job.planner.staleness.factors(np.array([now.round - version]))[0])
+            old, at_work = np.array([now.round - version]), self.rules.at_work(job.config.clients)
+            factor = float(job.planner.staleness.factors(old, at_work)[0])
             add_all(one, step.sums, groups, dict.fromkeys(job.layers.of, factor))
         ended = whole and (not self.rules.by_steps or steps == job.planner.visit_steps[0][client])
         seconds = when - flight.sent if ended else inf

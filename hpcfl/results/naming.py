@@ -16,10 +16,12 @@ NAMED: tuple[tuple[str, dict[str, str]], ...] = (
     ("Malenia SGD", {**ARRIVALS, "participation.every_client": "true"}),
     ("Rennala SGD", {**ARRIVALS, "participation.max_staleness": "0"}),
     ("CA2FL", {**ARRIVALS, "weighting.correct": "remembered"}),
+    ("Delayed Nesterov", {**ARRIVALS, "server.optimizer": "delayed-nesterov"}),
     ("Async DiLoCo", {**ARRIVALS, **DILOCO}),
     ("AsyncFL", {**ARRIVALS, "participation.buffer": "null"}),
     ("FedBuff", ARRIVALS),
     ("FedAsync", {**ARRIVALS, METHOD: "fedasync"}),
+    ("Delay-adaptive SGD", {**ARRIVALS, METHOD: "ringmaster", "staleness.weight": "adaptive"}),
     ("Asynchronous SGD", {**ARRIVALS, METHOD: "ringmaster", "participation.max_staleness": "null"}),
     ("Ringmaster ASGD", {**ARRIVALS, METHOD: "ringmaster"}),
     ("DiLoCo", {METHOD: "fedavg", **DILOCO}),
@@ -35,7 +37,8 @@ NAMED: tuple[tuple[str, dict[str, str]], ...] = (
 """What papers call a method beside certain keys, the first that fits; values as text, "null" where there is none."""
 BESIDE = {
     "server.optimizer": {
-        word: f"server {word.capitalize()}" for word in ("momentum", "nesterov", "adam", "yogi", "adagrad")
+        word: f"server {word.capitalize()}"
+        for word in ("momentum", "nesterov", "delayed-nesterov", "adam", "yogi", "adagrad")
     },
     "weighting.correct": {
         "known": "inverse probabilities",

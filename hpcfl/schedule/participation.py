@@ -320,13 +320,19 @@ class Staleness(ConfigBase):
     these times s, as FedBuff does (Nguyen et al., AISTATS 2022).
     """
 
-    weight: Literal["constant", "polynomial", "hinge"] = "constant"
-    """What a change counts at staleness x (Xie, Koyejo & Gupta, arXiv 1903.03934). ``constant``: 1. ``polynomial``:
-    (1 + x)^−a. ``hinge``: 1 up to b, then 1/(a(x − b) + 1)."""
+    weight: Literal["constant", "polynomial", "hinge", "adaptive", "harmonic", "exponential"] = "constant"
+    """What a change counts at staleness x. ``constant``: 1. ``polynomial``: (1 + x)^−a. ``hinge``: 1 up to b, then
+    1/(a(x − b) + 1) (both Xie, Koyejo & Gupta, arXiv 1903.03934). ``adaptive``: b/max(b, x), of delay-adaptive SGD
+    (Mishchenko et al., NeurIPS 2022). ``harmonic``: 1/(1 + ax). ``exponential``: e^(−ax) (FedQueue has both)."""
     a: float | None = Field(None, gt=0)
-    """How fast it falls: by default 0.5 of ``polynomial``, FedBuff's, and 10 of ``hinge``."""
+    """How fast it falls: by default 0.5 of ``polynomial``, FedBuff's, 10 of ``hinge``, and 1 of the others."""
     b: int | None = Field(None, ge=0)
-    """The staleness up to which a ``hinge`` is 1: by default 4."""
+    """The staleness up to which it is 1: by default 4 of ``hinge``, and of ``adaptive`` `participation.concurrency`."""
+
+    falling: ClassVar[dict[str, str | tuple[str, ...]]] = {
+        "a": ("polynomial", "hinge", "harmonic", "exponential"),
+        "b": ("hinge", "adaptive"),
+    }
 
     def check(self, participation: Participation, kept_by: str = "", without: str = "") -> None:
         """Raise UsageError where a key has no meaning; `kept_by`: what lets clients keep what they have sent.
@@ -346,11 +352,18 @@ class Staleness(ConfigBase):
             if kept_by:
                 why = f"with {kept_by} clients keep what they have sent, which must count as a whole"
                 raise UsageError(f"{choice} = '{self.weight}': {why}: expected 'constant'")
-        self.check_only_for("staleness.", "weight", {"a": ("polynomial", "hinge"), "b": "hinge"})
+        self.check_only_for("staleness.", "weight", self.falling)
 
-    def factors(self, staleness: Ints) -> Floats:
-        """Return s of each staleness, float64 [n]."""
+    def factors(self, staleness: Ints, at_work: int) -> Floats:
+        """Return s of each staleness, where so many are `at_work` at any time, float64 [n]."""
         x = staleness.astype(np.float64)
+        if self.weight == "adaptive":
+            b = at_work if self.b is None else self.b
+            return b / x.clip(min=max(b, 1))
+        if self.weight == "harmonic":
+            return 1.0 / (1.0 + (self.a or 1.0) * x)
+        if self.weight == "exponential":
+            return np.exp(-(self.a or 1.0) * x)
         if self.weight == "polynomial":
             return (1.0 + x) ** -(self.a or 0.5)
         if self.weight == "hinge":

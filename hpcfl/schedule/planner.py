@@ -723,7 +723,8 @@ def planned(
     table = np.array(sorted(came, key=lambda each: each[0]), dtype=np.float64).reshape(-1, 7).T
     cohort, versions, numbers, depth, steps = (table[row].astype(np.int64) for row in (0, 1, 2, 5, 6))
     times, seconds = table[3], table[4]
-    factors = run.staleness.factors(round - versions) * run.participation.evened(cohort)
+    rules = run.participation
+    factors = run.staleness.factors(round - versions, rules.at_work(run.clients)) * rules.evened(cohort)
     return Plan.of_arrivals(
         *(layers, round, cohort, seconds, depth, flights.now - start),
         arrivals=Arrivals(versions, numbers, times, factors, waiting, flights.version[waiting]),

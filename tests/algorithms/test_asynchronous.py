@@ -56,10 +56,15 @@ def reached(found: list[tuple[float, float]], *wanted: tuple[float, float]) -> N
         ({"weight": "polynomial", "a": 2.0}, [0, 1], [1, 1 / 4]),
         ({"weight": "hinge"}, [0, 4, 5, 6], [1, 1, 1 / 11, 1 / 21]),
         ({"weight": "hinge", "a": 4.0, "b": 2}, [2, 3], [1, 1 / 5]),
+        ({"weight": "adaptive"}, [0, 2, 3, 12], [1, 1, 1, 1 / 4]),
+        ({"weight": "adaptive", "b": 2}, [0, 2, 3], [1, 1, 2 / 3]),
+        ({"weight": "adaptive", "b": 0}, [0, 1], [0, 0]),
+        ({"weight": "harmonic"}, [0, 1, 3], [1, 1 / 2, 1 / 4]),
+        ({"weight": "exponential", "a": 0.5}, [0, 2], [1, np.exp(-1)]),
     ],
 )
 def test_what_a_change_counts_by_its_staleness(keys: dict[str, Any], stale: list[int], wanted: list[float]) -> None:
-    assert Staleness(**keys).factors(np.array(stale)).tolist() == pytest.approx(wanted)
+    assert Staleness(**keys).factors(np.array(stale), 3).tolist() == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize(
@@ -143,6 +148,15 @@ def test_ringmaster_ignores_gradients_of_delay_r(delay: int, wanted: list[Any], 
     rules = {"buffer": 1, "max_staleness": delay - 1, "stop_stale": stops, "dispatch": "reporter"}
     toy = Arriving(Ringmaster(batch=0, lr=0.5), quadratics([0.0, 0.0], start=8.0), [1.0, 2.5], **rules)
     reached(toy.path(len(wanted)), *wanted)
+
+
+def test_delay_adaptive_steps_are_shorter_for_what_is_old() -> None:
+    """Of two workers, one four times as slow: its gradient at 8 counts half when it is 4 steps old."""
+    stale = Staleness(weight="adaptive")
+    rules = {"buffer": 1, "dispatch": "reporter"}
+    toy = Arriving(Ringmaster(batch=0, lr=0.5), quadratics([0.0, 0.0], start=8.0), [1.0, 4.0], stale, **rules)
+    wanted = [(1.0, 4.0), (2.0, 2.0), (3.0, 1.0), (4.0, 0.5), (4.0, -1.5), (5.0, -1.75), (6.0, -0.875)]
+    reached(toy.path(7), *wanted)
 
 
 # ---- Malenia

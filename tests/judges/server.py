@@ -1,4 +1,4 @@
-"""Server optimisers: FedAvgM (Hsu, Qi & Brown 2019) and FedOpt (Reddi et al., ICLR 2021, Algorithm 2)."""
+"""Server optimisers: FedAvgM (Hsu, Qi & Brown 2019), FedOpt (Reddi et al., ICLR 2021), DN (Liu et al. 2024)."""
 
 from __future__ import annotations
 
@@ -27,6 +27,27 @@ class Momentum:
             self.m[name] = self.beta * self.m.get(name, 0.0) + d
         ahead = {name: d + self.beta * self.m[name] if self.nesterov else self.m[name] for name, d in delta.items()}
         return move(w, {name: self.lr * ahead[name] for name in delta})
+
+
+class Delayed:
+    """Delayed Nesterov: m moves with the mean of every N changes, and counts c in each step, the rest at a cycle's end.
+
+    ``w ← w + η(Δ/N + sβm)``, s = c, and 1 − (N − 1)c in every N-th step.
+    """
+
+    def __init__(self, lr: float, beta: float, n: int, c: float) -> None:
+        self.lr, self.beta, self.n, self.c, self.t, self.m, self.d = lr, beta, n, c, 0, {}, {}
+
+    def __call__(self, w: Params, delta: Params) -> Params:
+        self.t += 1
+        ends, step = self.t % self.n == 0, {}
+        for name, d in delta.items():
+            self.d[name] = self.d.get(name, 0.0) + d
+            if ends:
+                self.m[name] = self.beta * self.m.get(name, 0.0) + self.d.pop(name) / self.n
+            share = 1 - (self.n - 1) * self.c if ends else self.c
+            step[name] = self.lr * (d / self.n + share * self.beta * self.m.get(name, 0.0))
+        return move(w, step)
 
 
 class FedOpt:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import exp
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from judges import arrivals, world
 from judges.arrivals import Visit, hinge, local, played, polynomial, timetable, trace
-from judges.server import FedOpt, Momentum, move
+from judges.server import Delayed, FedOpt, Momentum, move
 from judges.steps import Adam, Sgd
 
 AGAIN = 2**16
@@ -54,6 +55,9 @@ STALE: dict[str, tuple[dict[str, Any], Callable[[int], float]]] = {
     "constant": ({"weight": "constant"}, lambda x: 1.0),
     "polynomial": ({"weight": "polynomial", "a": 0.7}, lambda x: polynomial(x, 0.7)),
     "hinge": ({"weight": "hinge", "a": 2.0, "b": 1}, lambda x: hinge(x, 2.0, 1)),
+    "adaptive": ({"weight": "adaptive"}, lambda x: min(1.0, 4 / x) if x else 1.0),  # of 4 at work
+    "harmonic": ({"weight": "harmonic", "a": 0.7}, lambda x: 1 / (1 + 0.7 * x)),
+    "exponential": ({"weight": "exponential", "a": 0.3}, lambda x: exp(-0.3 * x)),
 }
 
 
@@ -77,6 +81,10 @@ def test_fedasync(tmp_path: Path, law: str) -> None:
 MOVES: dict[str, tuple[dict[str, Any], Callable[[], Any]]] = {
     "none": ({}, lambda: move),
     "nesterov": ({"optimizer": "nesterov", "lr": 0.3, "betas": [0.8]}, lambda: Momentum(0.3, 0.8, nesterov=True)),
+    "delayed": (
+        {"optimizer": "delayed-nesterov", "lr": 0.8, "betas": [0.7], "cycle": 2, "share": 0.3},
+        lambda: Delayed(0.8, 0.7, 2, 0.3),
+    ),
     "adam": ({"optimizer": "adam", "lr": 0.05, "tau": 0.02}, lambda: FedOpt("adam", 0.05, 0.9, 0.99, 0.02)),
 }
 
@@ -95,6 +103,9 @@ IN_PART = np.random.default_rng(2).choice([0.4, 1.9, 2.15, 2.35, 2.55, 2.75], (9
         ("polynomial", "uniform", "none", 4, False),
         ("hinge", "samples", "nesterov", 1, False),
         ("constant", "uniform", "adam", 4, False),
+        ("adaptive", "uniform", "delayed", 4, False),
+        ("harmonic", "samples", "none", 1, False),
+        ("exponential", "uniform", "nesterov", 4, False),
         ("ca2fl", "uniform", "none", 4, False),
         ("ca2fl", "samples", "adam", 1, False),
         ("polynomial", "samples", "nesterov", 4, True),

@@ -145,7 +145,8 @@ class Trace(Speed):
         others = np.setdiff1d(np.flatnonzero(tape.columns["cohort"][round] == 1), np.union1d(cohort, waiting))
         served = np.concatenate([version[begun][places], np.full(len(others), -1)])
         by_id = np.argsort(whom := np.concatenate([waiting, others]))
-        factors = staleness.factors(round - now["version"]) * rules.evened(cohort)
+        at_work = rules.at_work(tape.columns["cohort"].shape[1])
+        factors = staleness.factors(round - now["version"], at_work) * rules.evened(cohort)
         return Plan.of_arrivals(
             *(tape.layers, round, cohort, now["visit_seconds"], depth, float(tape.columns["round_seconds"][round])),
             arrivals=Arrivals(now["version"], now["number"], now["seconds"], factors, whom[by_id], served[by_id]),
