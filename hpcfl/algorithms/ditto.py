@@ -8,7 +8,7 @@ did not count leaves v_i. The authors draw clients by their samples and take pla
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -20,7 +20,6 @@ from hpcfl.base.lazy import Tensor
 class Ditto(LocalSgd):
     """FedAvg, beside which each client trains a personal model, pulled towards the shared one."""
 
-    snapshots: ClassVar[bool] = False
     name: Literal["ditto"] = "ditto"
     pull: float = Field(1.0, ge=0)
     """λ: 0 is local training, large values the shared model."""

@@ -32,6 +32,8 @@ class Hooks(ConfigBase):
     ----------
     snapshots : bool
         What a visit would send if it stopped where it is can be told at each of its steps.
+    weighs_steps : bool
+        Each local step counts by the chance that it is done, which visits are told.
     fresh : bool
         The method needs new samples of a linear model in each round, and can do nothing with other data.
     needs_rounds : str
@@ -47,12 +49,15 @@ class Hooks(ConfigBase):
         The server takes a step with each visit, so that it takes no means over clients.
     keeps_sent : bool
         Clients keep what they have sent, and the server must know the sum of it: nothing may count by its staleness.
+    means_alone : bool
+        The server needs nothing beside the means of changes: then visits may count so that clients count alike.
     own_step : bool
         The server's step gives what is shared a property that the step of a server optimiser would not keep.
     """
 
     name: str
     snapshots: ClassVar[bool] = False
+    weighs_steps: ClassVar[bool] = False
     fresh: ClassVar[bool] = False
     needs_rounds: ClassVar[str] = ""
     needs_all: ClassVar[str] = ""
@@ -60,6 +65,7 @@ class Hooks(ConfigBase):
     sends_loss_only: ClassVar[bool] = False
     steps_alone: ClassVar[bool] = False
     keeps_sent: ClassVar[bool] = False
+    means_alone: ClassVar[bool] = True
     own_step: ClassVar[bool] = False
 
     # ---- state
@@ -109,6 +115,10 @@ class Hooks(ConfigBase):
         """
         more = "does more with what clients send than to take weighted means of their changes"
         raise UsageError(f"weighting.correct: algorithm.name = '{self.name}' {more}: expected 'none'")
+
+    def summed(self, task: Task) -> set[str]:
+        """Return the blocks of layers of which the server needs the sum over those who counted: none is corrected."""
+        return set()
 
     # ---- visits that are cut short
 

@@ -34,6 +34,7 @@ from hpcfl.algorithms.base import Algorithm, Batch, Block, By, Client, Layout, O
 from hpcfl.base.errors import RunError, UsageError, check_within, listed, no_meaning, refusal, toml
 from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.types import Ints, State
+from hpcfl.learning.batches import Weighed
 from hpcfl.learning.optim import FINE_TUNING, Adam, AdamW, Optimizer, Sgd, stacked
 from hpcfl.learning.task import ClientBatch, objective_of
 
@@ -155,7 +156,7 @@ class LocalTraining(Algorithm):
         else:
             params = {name: value.clone() for name, value in params.items()}
             if visits.training is not None:
-                visits.training.params, visits.training.memory = params, memory
+                visits.training.begin(params, memory)
             loss = self.train(task, shared, params, memory, visits)
         memory = self.kept_after(shared, params, memory)
         weight = visits.weights(self.weights)
@@ -164,7 +165,10 @@ class LocalTraining(Algorithm):
             if served.keys() >= set(names):
                 # in place where the client does not keep it: new memory costs as much as a step
                 sent = {name: params[name].clone() if name in own else params[name] for name in names}
-                yield {name: (value.sub_(served[name]), weight) for name, value in sent.items()}
+                changes = {name: value.sub_(served[name]) for name, value in sent.items()}
+                if isinstance(visits.training, Weighed):
+                    changes = {name: value.add_(visits.training.extra[name]) for name, value in changes.items()}
+                yield {name: (value, weight) for name, value in changes.items()}
         return {name: params[name] if name in own else memory[name] for name in personal}
 
     def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:

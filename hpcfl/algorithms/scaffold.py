@@ -2,19 +2,21 @@
 
 Local steps are ``y ← y − η (g_i(y) − c_i + c)``; then, by the paper's option II, ``c_i⁺ = c_i − c + (w − y)/(τ_i η)``,
 the mean of a visit's gradients. The server takes ``w ← w + mean_S Δ_i`` and ``c ← c + 1/N Σ_S (c_i⁺ − c_i)``, N being
-all clients. All begin with 0 and a client keeps c_i⁺ only if its visit counted: c is the mean of all c_i. The paper's
-η_g is ``server.lr`` with ``server.optimizer = "momentum"`` and ``server.betas = [0]``.
+all clients. All begin with 0 and a client keeps c_i⁺ only if its visit counted: c is the mean of all c_i, and
+`[weighting]` corrects the change of w alone. The paper's η_g is ``server.lr`` with ``server.optimizer = "momentum"``
+and ``server.betas = [0]``.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from hpcfl.algorithms.base import Block, Client, Layout, Participation, State, Sums, Task, Visits
+from hpcfl.algorithms.base import Block, By, Client, Layout, Participation, State, Sums, Task, Visits
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.local_sgd import check_plain
 from hpcfl.base.errors import refusal
 from hpcfl.base.lazy import Tensor, torch
+from hpcfl.learning.batches import Weighed
 from hpcfl.learning.optim import Shifted, factors, zeros
 from hpcfl.sums.message import moved
 
@@ -26,6 +28,7 @@ class Scaffold(FedAvg):
 
     name: Literal["scaffold"] = "scaffold"  # type: ignore[assignment]
     keeps_sent: ClassVar[bool] = True
+    means_alone: ClassVar[bool] = False
     weights: Literal["samples", "uniform"] = "uniform"
     """Weight of a client's model in the mean. ``uniform``: 1, as in the paper. ``samples``: its training samples."""
 
@@ -45,6 +48,12 @@ class Scaffold(FedAvg):
     def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
         return tuple((*names, *(RISE + name for name in names)) for names in super().layers(task))
 
+    def mean_weights(self) -> By:
+        return self.weights
+
+    def summed(self, task: Task) -> set[str]:
+        return {RISE + name for name in task.initial()}
+
     def layout(self, task: Task) -> Layout:
         like = {name: Block(tuple(value.shape), value.dtype) for name, value in task.initial().items()}
         groups = [{name: like[name.removeprefix(RISE)] for name in names} for names in self.layers(task)]
@@ -59,8 +68,10 @@ class Scaffold(FedAvg):
         after, one = dict(personal), visits.ones(len(visits.clients))
         for message in super().client(task, shared, personal, visits):
             way = torch.from_numpy(self.taken(visits)).double() * self.learning_rate(visits.round)
-            rises = {}
+            rises, training = dict[str, tuple[Tensor, Tensor]](), visits.training
             for name, (change, _) in ((name, sent) for name, sent in message.items() if name != "loss"):
+                if isinstance(training, Weighed):  # its steps have not moved it by so much
+                    change = change - training.extra[name]
                 control = CONTROL + name
                 rise = -change / factors(way, change) - shared[control]
                 rises[RISE + name], after[control] = (rise, one), personal[control] + rise

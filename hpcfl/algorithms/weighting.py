@@ -15,7 +15,10 @@ divides by other weights, so that sums are formed as ever: exactly, in any order
 Where layers count one by one, π, ω and y are each layer's own. Blocks that are in no layer, as the loss, keep their
 plain means, and so do personal layers that are sent. All clients are those that take part, whether they ever came.
 
-- ``known``: π_i is the chance that the visit, or its layer, arrives in time, as the speed model has it.
+- ``known``: π_i is the chance that the visit, or its layer, arrives in time, as the speed model has it. Where visits
+  are cut short at a step (``partial = "steps"``), each step's change counts over the chance that so many are done,
+  q_ik: ``Σ_k d_ik/q_ik`` has the mean of the whole visit's change, as what was done is the beginning of the whole.
+  ``Δ_i / E[τ_i]``, and FedNova's mean of steps over π_i, have it to first order in the step size only.
 - ``estimated``: FedAU (Wang & Ji, ICLR 2024). ω_i is the mean of the rounds from one arrival to the next, of those that
   ended before this round; 1 until there is one. With a cutoff K an absence ends an interval of K after K rounds,
   so that no ω_i exceeds K.
@@ -30,8 +33,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
+import numpy as np
 from pydantic import Field
 
 from hpcfl.algorithms.base import Algorithm, By, Client, Extras, Participation, Recalled, ServerState, Task, Visits
@@ -40,9 +44,11 @@ from hpcfl.base.config import ConfigBase
 from hpcfl.base.device_copy import on_device
 from hpcfl.base.errors import UsageError, no_meaning
 from hpcfl.base.lazy import Tensor, torch
-from hpcfl.base.types import Floats, Ints, State
+from hpcfl.base.types import Ints, State
+from hpcfl.learning.batches import Weighed
 from hpcfl.learning.optim import factors
 from hpcfl.schedule.participation import NOT_KNOWN
+from hpcfl.schedule.plan import Plan
 from hpcfl.sums.message import Block, CorrectedSums, Sums
 
 Change = Callable[[str, int, "Tensor"], "Tensor"]
@@ -67,8 +73,8 @@ class Weighting(ConfigBase):
     """Over whom the changes since what is remembered are averaged (``remembered``). ``arrived``: those who arrived
     (FedVARP). ``all``: all clients (MIFA)."""
 
-    def check(self, algorithm: Algorithm, participation: Participation, known: bool) -> None:
-        """Raise UsageError where keys do not go together, or not with the method or with how rounds close.
+    def check(self, algorithm: Algorithm, participation: Participation, known: bool, clock: str = "simulated") -> None:
+        """Raise UsageError where keys do not go together, or not with the method, how rounds close, or the clock.
 
         `known` is True where the speed model gives the chance to arrive in time.
         """
@@ -92,20 +98,31 @@ class Weighting(ConfigBase):
             raise UsageError(f"{needs}, which is not known for {close}; {instead}, or close = 'deadline'?")
         if self.correct == "known" and not known:
             raise UsageError(f"{needs} {NOT_KNOWN}; {instead}?")
+        if self.correct == "known" and participation.by_steps and not algorithm.snapshots:
+            several = f"algorithm.name = '{algorithm.name}' learns in several phases"
+            raise UsageError(f"{needs} of each step, and {several}: expected participation.partial = 'discard'")
+        if self.correct == "known" and participation.by_steps and clock != "simulated":
+            raise UsageError(f"{needs} of each step, which real time does not tell; {instead}?")
 
-    def warnings(self, arrival: Floats) -> dict[str, str]:
-        """Return what the user should know of the chances to arrive, float64 [clients, L], by name."""
-        never = int((arrival == 0).any(1).sum()) if self.correct == "known" else 0
-        who = f"{never} of {len(arrival)} clients have no chance to arrive in time, with all layers or some"
+    def warnings(self, plan: Plan) -> dict[str, str]:
+        """Return what the user should know of the chances to arrive, as a first plan has them, by name."""
+        steps = plan.step_chances
+        never = int(((plan.arrival if steps is None else steps) == 0).any(1).sum()) if self.correct == "known" else 0
+        what = "arrive in time, with all layers or some" if steps is None else "do all of their steps in time"
+        who = f"{never} of {len(plan.arrival)} clients have no chance to {what}"
         text = f"weighting.correct = 'known': {who}: their share is missing, and steps are shorter by it"
         return {"unreachable": text} if never else {}
 
 
-def with_correction(algorithm: Algorithm, weighting: Weighting, members: Ints) -> Algorithm:
-    """Return the method that corrects for those who did not arrive; `members`: the ids of all who take part."""
+def with_correction(algorithm: Algorithm, weighting: Weighting, members: Ints, by_steps: bool = False) -> Algorithm:
+    """Return the method that corrects for those who did not arrive.
+
+    `members` are the ids of all who take part; visits may be cut short `by_steps`.
+    """
     if weighting.correct == "none":
         return algorithm
-    around = {"known": _Known, "estimated": _Estimated, "remembered": _Remembered}[weighting.correct]
+    known = _KnownSteps if by_steps else _Known
+    around = {"known": known, "estimated": _Estimated, "remembered": _Remembered}[weighting.correct]
     return wrapped(
         algorithm, around, weighting=weighting, members=tuple(members.tolist()), weighted_by=algorithm.mean_weights()
     )
@@ -144,13 +161,28 @@ class _Scaled(_Corrected):
     """Each value is scaled, and the server divides by the weights of more clients than have arrived."""
 
     def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
-        over = _weight(self, task, sums.cohort if self.weighting.correct == "known" else self.members)
-        return super().step(task, state, CorrectedSums(sums, dict.fromkeys(_numbers(self, task), over)))
+        clients = sums.cohort if self.weighting.correct == "known" else np.array(self.members)
+        over = dict.fromkeys(_numbers(self, task), _weight(self, task, clients))
+        return super().step(task, state, CorrectedSums(sums, clients, over))
 
 
 class _Known(_Scaled):
     def correction(self, task: Task, own: State, visits: Visits) -> tuple[Change, State]:
         return lambda name, number, value: value / factors(visits.arrival[:, number - 1], value), {}
+
+
+class _KnownSteps(_Scaled):
+    """Visits form what they send step by step."""
+
+    weighs_steps: ClassVar[bool] = True
+
+    def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
+        assert visits.step_chances is not None
+        weighed = replace(visits, training=Weighed(chances=visits.step_chances))
+        return super().client(task, shared, personal, weighed)
+
+    def correction(self, task: Task, own: State, visits: Visits) -> tuple[Change, State]:
+        return lambda name, number, value: value, {}
 
 
 class _Estimated(_Scaled):
@@ -203,6 +235,7 @@ class _Remembered(_Corrected):
         mean = {name: state.extras[MEMORY + name] for name in names}
         corrected = CorrectedSums(
             sums,
+            np.array(self.members),
             dict.fromkeys(names, over) if self.weighting.mean == "all" else {},
             {name: scale * value for name, value in mean.items()},
         )
@@ -232,9 +265,9 @@ def intervals(kept: Tensor, round: int, cutoff: int = 0) -> tuple[Tensor, Tensor
 
 def _numbers(method: Algorithm, task: Task) -> dict[str, int]:
     """Return the blocks that are corrected, and their layers (1 … L)."""
-    personal = method.personal(task)
+    others = method.personal(task) | method.summed(task)
     layers = enumerate(method.layers(task), start=1)
-    return {name: number for number, names in layers for name in names if name not in personal}
+    return {name: number for number, names in layers for name in names if name not in others}
 
 
 def _blocks(method: Algorithm, task: Task) -> dict[str, Block]:

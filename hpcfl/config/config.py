@@ -267,7 +267,7 @@ class Config(ConfigBase):
         if self.availability.leave and how[0].bound is None and not how[0].by_arrivals:  # who may leave may be late
             self.algorithm.check(how[0].model_copy(update={"close": "deadline", "deadline": 1.0}), how[1])
         self.algorithm.check(*how)
-        self.weighting.check(self.algorithm, *how)
+        self.weighting.check(self.algorithm, *how, self.clock)
         self._check_effect()
 
     def _check_visit_times(self) -> None:
@@ -386,7 +386,8 @@ class Config(ConfigBase):
         method = algorithm or self.algorithm
         if self._splits_last and method.splits_last:
             method = with_last_step(method)
-        method = with_correction(method, self.weighting, self.rules.taking_part(self.clients))
+        members, by_steps = self.rules.taking_part(self.clients), self.participation.by_steps
+        method = with_correction(method, self.weighting, members, by_steps)
         return with_server_optimizer(with_buffers(method, task), task, self.server)
 
     def text(self) -> str:

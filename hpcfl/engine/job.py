@@ -253,7 +253,7 @@ class Job:
         if self.config.rules.by_arrivals:
             return self.planner.warnings  # no chances to arrive
         first = self.planner.plan(self.planner.attempt(0))
-        return self.planner.warnings | self.config.weighting.warnings(first.arrival)
+        return self.planner.warnings | self.config.weighting.warnings(first)
 
     @cached_property
     def guard(self) -> RunGuard:
@@ -330,7 +330,9 @@ class Job:
         steps = None if plan.steps is None else plan.steps[rows]
         if closed is not None and steps is not None:
             steps = self.planner.visit_steps[0][clients]
-        return Visits(plan.round, clients, depth, sizes, plan.arrival[rows], closed, steps, number=plan.number)
+        chances = None if plan.step_chances is None else plan.step_chances[rows]
+        known = plan.arrival[rows], closed, steps
+        return Visits(plan.round, clients, depth, sizes, *known, number=plan.number, step_chances=chances)
 
     def members(self, clients: Ints) -> Ints:
         """Return the places of those `clients` that take part in the run, int64 [n]."""

@@ -50,8 +50,41 @@ class Training:
     """The mean objective over the steps so far, ``[c]``; None: there was none."""
     buffers: State = field(default_factory=dict)
 
+    def begin(self, params: State, memory: State) -> None:
+        """Take what training will change in place."""
+        self.params, self.memory = params, memory
+
     def note(self, loss: Tensor) -> None:
         self.loss = loss
+
+
+@dataclass
+class Weighed(Training):
+    """The same of visits each of whose steps counts by the chance q that it is done: ``Σ d_k/q_k`` in all.
+
+    `extra` is what that is more than what the steps have changed, ``Σ d_k (1/q_k − 1)``: exactly 0 where q is 1.
+    """
+
+    chances: Floats = field(default_factory=lambda: np.ones((0, 0)))
+    """q, ``[c, T]``; 0 of steps that nobody does."""
+    extra: State = field(default_factory=dict)
+    _last: State = field(default_factory=dict)
+    _taken: int = 0
+
+    def begin(self, params: State, memory: State) -> None:
+        super().begin(params, memory)
+        self._last = {name: value.clone() for name, value in params.items()}
+        self.extra = {name: torch.zeros_like(value) for name, value in params.items()}
+
+    def note(self, loss: Tensor) -> None:
+        super().note(loss)
+        q = self.chances[:, self._taken]
+        more = torch.from_numpy(np.divide(1 - q, q, out=np.zeros_like(q), where=q > 0))
+        self._taken += 1
+        for name, value in self.params.items():
+            each = on_device(more.to(value.dtype), value.device).view(-1, *[1] * (value.dim() - 1))
+            self.extra[name].addcmul_(value - self._last[name], each)
+            self._last[name].copy_(value)
 
 
 @dataclass(frozen=True)
@@ -80,6 +113,8 @@ class Visits:
     """What training has come to, of visits that are a snapshot of others: they train no more."""
     number: int = 0
     """How many visits these clients have begun before with the same state: each draws batches of its own."""
+    step_chances: Floats | None = None
+    """Chance that so many of each one's local steps, 1 … T, are done and count, ``[c, T]``; None: nobody asks."""
 
     @classmethod
     def for_test(cls, round: int, clients: Ints) -> Visits:
@@ -88,7 +123,9 @@ class Visits:
 
     def of(self, rows: Ints) -> Visits:
         """Return those at some rows."""
-        each = {name: getattr(self, name) for name in ("clients", "depth", "samples", "arrival", "steps")}
+        each = {
+            name: getattr(self, name) for name in ("clients", "depth", "samples", "arrival", "steps", "step_chances")
+        }
         known = {name: value for name, value in each.items() if value is not None and len(value) == len(self.clients)}
         return replace(self, **{name: value[rows] for name, value in known.items()})
 

@@ -211,6 +211,8 @@ class Plan:
         Of a part, where its visits stand in the cohort of the whole round; None: it is the whole.
     ended : mapping of int to Fate
         What has become of clients' visits that ended in the round beside those of the cohort.
+    step_chances : float64 [n, T] or None
+        Chance that so many of each one's local steps, 1 … T, are done and count; None: the method does not ask.
     """
 
     round: int
@@ -227,6 +229,7 @@ class Plan:
     number: int = 0
     among: Ints | None = None
     ended: Mapping[int, Fate] = field(default_factory=dict)
+    step_chances: Floats | None = None
 
     @classmethod
     def nobody(cls, round: int, layers: int, closes_after: float = nan, repeats: int = 0) -> Plan:

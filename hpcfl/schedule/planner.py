@@ -42,6 +42,8 @@ class Method(Protocol):
 
     layerwise: ClassVar[bool]
     snapshots: ClassVar[bool]
+    weighs_steps: ClassVar[bool]
+    means_alone: ClassVar[bool]
     needs_rounds: ClassVar[str]
 
     @property
@@ -246,7 +248,10 @@ class Planner:
             if attempt.leaves is not None:  # who is late may have left before
                 duration = min(attempt.closes_after, attempt.last(seconds))
             facts = attempt.round, attempt.cohort, seconds, depth, duration + times.communication
-            plan = Plan(*facts, *self._chances(attempt), attempt.closes_after, attempt.number, cut)
+            chances = self._step_chances(attempt) if self.algorithm.weighs_steps else None
+            plan = Plan(
+                *facts, *self._chances(attempt), attempt.closes_after, attempt.number, cut, step_chances=chances
+            )
         else:
             plan = self._by_visits(attempt)
         steps = self.visit_steps[0][attempt.cohort] if self.participation.by_steps else None
@@ -331,6 +336,12 @@ class Planner:
         if self.whole:
             arrival, miss = np.repeat(arrival[:, :1], attempt.layers, axis=1), np.repeat(miss[:1], attempt.layers)
         return arrival, miss
+
+    def _step_chances(self, attempt: Attempt) -> Floats:
+        """Return `Plan.step_chances`; of fewer steps than count at all, the chance that so many are done."""
+        whole, least = (each[attempt.cohort] for each in self.visit_steps)
+        done = [np.clip(number, least, whole) / whole for number in range(1, whole.max(initial=0) + 1)]
+        return np.stack([self.times.reach(attempt, share) for share in done], axis=1)
 
     def saw(self, seconds: Floats, closes_after: float) -> None:
         """Take note of the seconds of an attempt's whole visits, void or not: an adaptive rule follows from them.
@@ -420,11 +431,13 @@ def check(
         _check_arrivals(algorithm)
     if rules.every_client:  # changes are scaled so that clients count alike
         try:
-            weights = algorithm.mean_weights()
+            weights = algorithm.mean_weights() if algorithm.means_alone else ""
         except UsageError:
+            weights = ""
+        if not weights:
             does = "does more with what clients send than to take weighted means of their changes"
             why = f"{method} {does}; did you mean algorithm.name = 'fedavg'?"
-            raise UsageError(f"participation.every_client = true: {why}") from None
+            raise UsageError(f"participation.every_client = true: {why}")
         if weights != "uniform":
             raise refusal("algorithm.weights", "'uniform' with participation.every_client = true", weights, "'uniform'")
     _check_availability(availability, participation, algorithm, clock)

@@ -424,11 +424,16 @@ class ExactSums(Sums):
 
 
 class CorrectedSums(Sums):
-    """The sums of a round with other weights of some blocks to divide by, and something `added` to their means."""
+    """The sums of a round with other weights of some blocks to divide by, and something `added` to their means.
 
-    def __init__(self, sums: Sums, weights: Mapping[str, float], added: Mapping[str, Tensor] | None = None) -> None:
+    They stand for the means over some `clients`, whether these have arrived or not.
+    """
+
+    def __init__(
+        self, sums: Sums, clients: Ints, weights: Mapping[str, float], added: Mapping[str, Tensor] | None = None
+    ) -> None:
         super().__init__(sums.layout, sums.cohort, sums.miss_probability)
-        self.sums, self.others, self.added = sums, weights, added or {}
+        self.sums, self.clients, self.others, self.added = sums, clients, weights, added or {}
         self.iterated, self.arrived = sums.iterated, sums.arrived
 
     def total(self, name: str) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -12,10 +13,12 @@ import torch
 import torch.nn.functional as F
 
 from helpers.checkpoints import save
-from helpers.toys import Rounds, Toy, full_batch, mlp_task, plain_gradients, planned, same_bits
+from helpers.toys import Rounds, Toy, W, full_batch, mlp_task, plain_gradients, planned, quadratics, same_bits
 from hpcfl import store
 from hpcfl.algorithms import Algorithm, algorithm_class
 from hpcfl.algorithms.fedavg import FedAvg
+from hpcfl.algorithms.fednova import FedNova
+from hpcfl.algorithms.fedprox import FedProx
 from hpcfl.algorithms.salf import Salf
 from hpcfl.algorithms.weighting import Weighting, intervals, with_correction
 from hpcfl.base.errors import UsageError
@@ -73,9 +76,9 @@ class Given(Algorithm):
         return {}
 
 
-def rounds_of(method, task, per_chunk=None, **keys):
+def rounds_of(method, task, per_chunk=None, by_steps=False, **keys):
     clients = np.arange(task.federation.clients)
-    return Rounds(with_correction(method, Weighting(**keys), clients), task, per_chunk)
+    return Rounds(with_correction(method, Weighting(**keys), clients, by_steps), task, per_chunk)
 
 
 def path(depths, changes, sizes=(1, 1), rates=(1.0,) * 9, by="uniform", **keys):
@@ -216,14 +219,15 @@ def wanted(task, by):
     return [np.average(each, axis=0, weights=weight) for each in own], own
 
 
-def moves(rounds, participation, count, seed=1):
+def moves(rounds, participation, count, seed=1, again=None):
     """What the server does in each of so many rounds from one state, per layer: L arrays [rounds, parameters].
 
-    Where clients keep nothing it follows from the depths alone.
+    Where clients keep nothing it follows from the depths alone. All have the batches of one round where that is given.
     """
     known, found, start = {}, [], rounds.server
     for number in range(count):
         plan = rounds.plan(UNEQUAL, participation, seed, number)
+        plan = plan if again is None else replace(plan, round=again)
         drawn = plan.cohort.tobytes(), plan.depth.tobytes(), b"" if plan.steps is None else plan.steps.tobytes()
         if drawn not in known or rounds.now.personal[0]:
             after = rounds.job.algorithm.step(rounds.job.task, start, rounds.collect(plan)).shared
@@ -258,37 +262,66 @@ def test_known_chances_make_the_mean_unbiased(method, by):
     assert min(errors(moves(Rounds(method, task), DEADLINE, 1000), mean, own)) > 6
 
 
-def test_known_chances_of_any_step_give_the_mean_of_what_is_handed_in_and_not_of_whole_visits():
-    """π is the chance of the first step: of the j-th there is P(j steps)/π, which is less than 1."""
-    task, steps = mlp_task([3, 9]), 3
-    known = rounds_of(FedAvg(lr=LR, batch=0, epochs=0, steps=steps, weights="uniform"), task, correct="known")
+@pytest.mark.parametrize("kind", [FedAvg, FedProx, FedNova])
+def test_each_step_over_its_chance_gives_the_mean_of_whole_visits(kind):
+    """Of 1 and 3 steps that are cut short; over the chance of the first one it would be that of what is handed in."""
+    task, mu = mlp_task([3, 9]), 0.3 if kind is FedProx else 0.0
+    keys = {"lr": LR, "batch": 3, "weights": "uniform", **({"mu": mu} if mu else {})}
+    whole = Rounds(kind(**keys), task)
+    plan = planned([1, 1], L, 0)
+    after = whole.job.algorithm.step(task, whole.server, whole.collect(plan)).shared
+    mean = [flat(after, names) - flat(task.initial(), names) for names in task.layer_names()]
+    alone = []
+    for client in (0, 1):
+        one = whole.collect(planned([1 if each == client else L + 1 for each in (0, 1)], L, 0))
+        alone.append([flat({name: one.mean(name) for name in names}, names) for names in task.layer_names()])
+    ends = [np.array(each) for each in zip(*alone)]
+    closing = Participation(close="deadline", partial="steps")
+    found = {by: rounds_of(kind(**keys), task, correct="known", by_steps=by) for by in (True, False)}
+    found = {by: moves(rounds, closing, 1000, again=0) for by, rounds in found.items()}
+    assert max(errors(found[True], mean, ends)) < 3
+    assert max(errors(found[False], mean, ends)) > 6
 
-    def chances(number: int) -> np.ndarray:
-        """Of so many steps or more by the deadline: of a whole visit by one so many times as late."""
-        later = Participation(close="deadline", deadline=steps / number)
-        return known.plan(UNEQUAL, later, 1, 0).arrival[:, 0]
 
-    def after(number: int, client: int) -> list[np.ndarray]:
-        state = {name: value.clone() for name, value in task.initial().items()}
-        for _ in range(number):
-            slope = plain_gradients(task, state, *full_batch(task, client))
-            state = {name: value - LR * slope[name] for name, value in state.items()}
-        change = {name: value - task.initial()[name] for name, value in state.items()}
-        return [flat(change, names) for names in task.layer_names()]
+@pytest.mark.parametrize("per_chunk", [1, 2])
+def test_steps_over_their_chances_by_hand(per_chunk):
+    """½w² from 1, two steps of .1: −.1 and −.09, of chances ½ and ¼; of a second client both are certain."""
+    task = quadratics([0.0, 0.0], start=1.0)
+    method = FedAvg(lr=0.1, batch=0, epochs=0, steps=2, weights="uniform")
+    chances = np.array([[0.5, 0.25], [1.0, 1.0]])
+    sent = {}
+    for done in (0, 1, 2):
+        known = rounds_of(method, task, per_chunk, correct="known", by_steps=True)
+        known.now.round = 0
+        depth = [2 if done == 0 else 1, 1]
+        plan = replace(planned(depth, 1, 0), steps=np.array([done, 2]), step_chances=chances)
+        known.step(plan)
+        sent[done] = 2 * (float(known.state[W]) - 1.0) + 0.19
+    assert sent == pytest.approx({0: 0.0, 1: -0.2, 2: -0.56}, abs=1e-12)
+    assert 0.5 * sent[0] + 0.25 * sent[1] + 0.25 * sent[2] == pytest.approx(-0.19, abs=1e-12)
+    drawn = np.random.default_rng(0).choice(3, 100_000, p=[0.5, 0.25, 0.25])
+    means = {
+        "each step": np.choose(drawn, [sent[0], sent[1], sent[2]]),
+        "over its chance": np.choose(drawn, [0.0, -0.2, -0.38]),
+        "first order": np.choose(drawn, [0.0, -0.1, -0.19]) * 2 / 0.75,
+    }
+    assert means["each step"].var() == pytest.approx(0.0523, abs=0.001)
+    off = {name: abs(each.mean() + 0.19) / (each.std() / 100_000**0.5) for name, each in means.items()}
+    assert off["each step"] < 3
+    assert off["over its chance"] > 20
+    assert off["first order"] > 3
 
-    found = moves(known, Participation(close="deadline", partial="steps"), 1000)
-    share = [chances(number) / chances(1) for number in range(1, steps + 1)]
-    ways = [[after(number, client) for number in range(steps + 1)] for client in (0, 1)]
-    whole, handed_in = [], []
-    for layer in range(L):
-        own = np.array([[way[number][layer] for number in range(steps + 1)] for way in ways])  # [2, steps + 1, …]
-        whole.append((own[:, -1].mean(0), own[:, -1]))
-        handed_in.append(
-            sum(share[number][:, None] * (own[:, number + 1] - own[:, number]) for number in range(steps)).mean(0)
-        )
-    ends = [end for _, end in whole]
-    assert max(errors(found, handed_in, ends)) < 3
-    assert min(errors(found, [mean for mean, _ in whole], ends)) > 6
+
+@pytest.mark.parametrize("batch", [0, 4])
+def test_steps_that_are_certain_count_once_to_the_bit(batch):
+    task = mlp_task([3, 9, 7])
+    method = FedAvg(lr=LR, batch=batch, epochs=0, steps=3, momentum=0.5)
+    known, plain = rounds_of(method, task, correct="known", by_steps=True), Rounds(method, task)
+    for number in range(2):
+        steps = replace(planned([1, 1, 1], L, number), steps=np.array([1, 3, 2]))
+        known.step(replace(steps, step_chances=np.ones((3, 3))))
+        plain.step(steps)
+    assert same_bits(known.state, plain.state)
 
 
 def test_known_chances_with_some_invited():
@@ -477,7 +510,7 @@ def test_salfs_own_rules_are_refused(correct: str, more: dict[str, Any]) -> None
     assert line.endswith("expected weighting.correct = 'none', or algorithm.rule = 'paper' with missing = 'none'")
 
 
-NO_MEANS = ["local", "fedhenn", "flic", "fedlrgd", "linear_fedrep", "fednova", "scaffold", "heterofl", "fedrolex"]
+NO_MEANS = ["local", "fedhenn", "flic", "fedlrgd", "linear_fedrep", "heterofl", "fedrolex", "feddyn", "focus"]
 
 
 @pytest.mark.parametrize("name", NO_MEANS)

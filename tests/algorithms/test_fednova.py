@@ -14,9 +14,7 @@ from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.fednova import FedNova
 from hpcfl.algorithms.fedprox import FedProx
 from hpcfl.base.errors import UsageError
-from hpcfl.config import from_table
 from hpcfl.schedule.participation import Participation
-from hpcfl.testing.test_algorithms import values
 
 HALVES: dict[str, Any] = {"lr": 0.1, "batch": 1, "weights": "uniform"}  # passes of 1 and 3 steps, p = 1/2 each
 
@@ -129,9 +127,3 @@ def test_the_proximal_term_is_fedprox_of_one_client() -> None:
 def test_what_breaks_the_norm_is_refused(keys: dict[str, Any], line: str) -> None:
     with pytest.raises(UsageError, match=line):
         FedNova(**keys).check(Participation())
-
-
-def test_corrections_of_plain_means_are_refused() -> None:
-    table = values("fednova") | {"weighting": {"correct": "estimated"}}
-    with pytest.raises(UsageError, match=r"weighting.correct: algorithm.name = 'fednova' does more .* expected 'none'"):
-        from_table(table).check_values()

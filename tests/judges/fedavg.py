@@ -27,12 +27,14 @@ def fedavg(
     proximal: float = 0.0,
     keep: bool = False,
     reached: Callable[[int, int, str], bool] = lambda round_, client, name: True,
+    counts: Callable[[int, int], float] = lambda client, step: 1.0,
 ) -> tuple[Params, list[float]]:
     """Return the model after all rounds, and each round's mean training loss.
 
     `local` is the local optimiser by round and client, whose memory clients `keep` or begin anew. Of some visits only
     those tensors count, and are kept of, that backpropagation had `reached` in their last step. FedProx (Li et al.,
-    MLSys 2020, Algorithm 2): clients minimise ``F_i(y) + μ/2 ‖y − w‖²``, `proximal` being μ.
+    MLSys 2020, Algorithm 2): clients minimise ``F_i(y) + μ/2 ‖y − w‖²``, `proximal` being μ. What a client's step k,
+    from 0 on, changes `counts` so many times.
     """
     losses, memory = [], {i: {} for i in weights}
     for round_, clients in enumerate(arrived):
@@ -40,9 +42,15 @@ def fedavg(
         for i in clients:
             held = dict(memory[i])
             task = near(w, loss_on(data[i]), proximal)
-            after, loss[i] = descend(w, task, batches(round_, i), local(round_, i), held)
+            y, moves, seen = w, dict.fromkeys(w, 0.0), []
+            for k, rows in enumerate(batches(round_, i)):
+                after, one = descend(y, task, [rows], local(round_, i), held)
+                moves = {name: moves[name] + counts(i, k) * d for name, d in change(after, y).items()}
+                y = after
+                seen.append(one)
+            loss[i] = sum(seen) / len(seen)
             memory[i] |= {name: value for name, value in held.items() if keep and reached(round_, i, name)}
-            changes[i] = {name: d for name, d in change(after, w).items() if reached(round_, i, name)}
+            changes[i] = {name: d for name, d in moves.items() if reached(round_, i, name)}
         losses.append(mean(loss, weights) if clients else float("nan"))
         w = server(w, correct(round_, changes, weights))
     return w, losses

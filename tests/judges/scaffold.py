@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from judges.corrections import Correction, plain
 from judges.plain import Batches, Client, Params, Step, change, descend, loss_on, mean
 from judges.server import Server, move
 
@@ -18,6 +19,8 @@ def scaffold(
     weights: dict[int, float],
     lr: Callable[[int], float],
     server: Server = move,
+    correct: Correction = plain,
+    counts: Callable[[int, int], float] = lambda client, step: 1.0,
 ) -> tuple[Params, Params, list[Params], list[float]]:
     """Return the model x, c, each client's c_i, and each round's mean training loss.
 
@@ -29,12 +32,16 @@ def scaffold(
         eta, changes, loss, before = lr(round_), {}, {}, list(own)
         for i in clients:
             steps = batches(round_, i)
-            y, loss[i] = descend(w, loss_on(data[i]), steps, corrected(eta, own[i], c))
-            changes[i] = change(y, w)
+            y, moves, seen = w, dict.fromkeys(w, 0.0), []
+            for k, rows in enumerate(steps):
+                after, one = descend(y, loss_on(data[i]), [rows], corrected(eta, own[i], c))
+                moves = {name: moves[name] + counts(i, k) * d for name, d in change(after, y).items()}
+                y = after
+                seen.append(one)
+            changes[i], loss[i] = moves, sum(seen) / len(seen)
             own[i] = {n: own[i][n] - c[n] + (w[n] - y[n]) / (len(steps) * eta) for n in w}
         losses.append(mean(loss, weights) if clients else float("nan"))
-        if clients:
-            w = server(w, {name: mean({i: d[name] for i, d in changes.items()}, weights) for name in w})
+        w = server(w, correct(round_, changes, weights))
         c = {name: c[name] + sum(own[i][name] - before[i][name] for i in clients) / len(data) for name in c}
     return w, c, own, losses
 

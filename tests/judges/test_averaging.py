@@ -114,6 +114,17 @@ def test_what_was_begun_counts(tmp_path: Path, chunk: int) -> None:
     judge(found, SOME_STEPS, {"batches": begun})
 
 
+CORRECTED: dict[str, tuple[dict[str, Any], Any]] = {
+    "fedau": ({"correct": "estimated"}, lambda: FedAU(list(world.start()))),
+    "fedau-cut": ({"correct": "estimated", "cutoff": 2}, lambda: FedAU(list(world.start()), 2)),
+    "fedvarp": ({"correct": "remembered"}, lambda: Remembered(world.start(), slower, everybody=False)),
+    "mifa": (
+        {"correct": "remembered", "mean": "all"},
+        lambda: Remembered(world.start(), slower, everybody=True),
+    ),
+}
+
+
 NOVA: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "plain": ({"momentum": 0.0, "weights": "uniform"}, {}),
     "momentum": ({}, {"momentum": 0.9}),
@@ -133,6 +144,23 @@ def test_fednova(tmp_path: Path, case: str, chunk: int) -> None:
     world.equal(found.rows["loss"], losses)
 
 
+@pytest.mark.parametrize("case", NOVA)
+@pytest.mark.parametrize("name", ["fedau", "fedvarp"])
+def test_fednova_corrected(tmp_path: Path, name: str, case: str) -> None:
+    """τ_eff is then that of all clients' whole visits."""
+    (more, correct), (keys, how) = CORRECTED[name], NOVA[case]
+    sections: dict[str, Any] = {"speed": SECONDS, "participation": STEPS, "rounds": len(SECONDS), "weighting": more}
+    found = world.play(tmp_path, algorithm={"name": "fednova", **BALL, **keys}, **sections)
+    by = world.weights(keys.get("weights", "samples"))
+    plan = {client: len(world.batches(0, client)) for client in range(len(world.SIZES))}
+    if name == "fedvarp":  # steps do not fall here
+        correct = partial(Remembered, world.start(), lambda round_: 0.2, everybody=False)
+    how = how | {"correct": correct(), "whole": lambda round_: plan}
+    w, losses = fednova(world.start(), world.clients(), SOME_STEPS, begun, by, lr=0.2, decay=0.01, **how)
+    world.near(found.shared, w)
+    world.equal(found.rows["loss"], losses)
+
+
 SERVERS: dict[str, tuple[dict[str, Any], Any]] = {
     "momentum": ({"lr": 0.8, "betas": [0.7]}, lambda: Momentum(0.8, 0.7)),
     "nesterov": ({"lr": 0.8, "betas": [0.7]}, lambda: Momentum(0.8, 0.7, nesterov=True)),
@@ -146,17 +174,6 @@ SERVERS: dict[str, tuple[dict[str, Any], Any]] = {
 def test_server_optimisers(tmp_path: Path, name: str) -> None:
     keys, server = SERVERS[name]
     judge(late(tmp_path, server={"optimizer": name, **keys}), ARRIVED, {"server": server()})
-
-
-CORRECTED: dict[str, tuple[dict[str, Any], Any]] = {
-    "fedau": ({"correct": "estimated"}, lambda: FedAU(list(world.start()))),
-    "fedau-cut": ({"correct": "estimated", "cutoff": 2}, lambda: FedAU(list(world.start()), 2)),
-    "fedvarp": ({"correct": "remembered"}, lambda: Remembered(world.start(), slower, everybody=False)),
-    "mifa": (
-        {"correct": "remembered", "mean": "all"},
-        lambda: Remembered(world.start(), slower, everybody=True),
-    ),
-}
 
 
 @pytest.mark.parametrize("chunk", [1, 4])
@@ -183,12 +200,15 @@ def test_known_chances(tmp_path: Path, partial_: str) -> None:
         **{"weighting": {"correct": "known"}, "rounds": 4},
     )
 
-    def chance(client: int, name: str) -> float:
-        first = len(world.batches(0, client)) if partial_ == "steps" else 1  # steps of which one has to be done
-        return 1 - exp(-1.5 * first / GROUPS["means_of"][client // 3])
+    def chance(client: int, share: float) -> float:
+        """Of so much of a visit to be done in time."""
+        return 1 - exp(-1.5 / share / GROUPS["means_of"][client // 3])
 
     done = found.rows.get("steps")
-    how: dict[str, Any] = {"correct": Known(chance, found.who("cohort"))}
-    if done is not None:
+    if done is None:
+        how: dict[str, Any] = {"correct": Known(lambda client, name: chance(client, 1.0), found.who("cohort"))}
+    else:  # each step over the chance that so many are done
+        how = {"correct": Known(lambda client, name: 1.0, found.who("cohort"))}
         how["batches"] = lambda round_, client: world.batches(round_, client)[: done[round_, client]]
+        how["counts"] = lambda client, step: 1 / chance(client, (step + 1) / len(world.batches(0, client)))
     judge(found, found.who(), how)
