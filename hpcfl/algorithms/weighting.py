@@ -96,6 +96,9 @@ class Weighting(ConfigBase):
         needs, instead = f"{key} = 'known' needs the chance to arrive", f"did you mean {key} = 'estimated'"
         if self.correct == "known" and participation.close != "deadline":
             raise UsageError(f"{needs}, which is not known for {close}; {instead}, or close = 'deadline'?")
+        if self.correct != "none" and participation.work == "speed" and not algorithm.means_alone:
+            why = f"algorithm.name = '{algorithm.name}' counts steps, which must not depend on the client's speed"
+            raise UsageError(f"{key} = '{self.correct}': {why}: expected participation.work = 'alike'")
         if self.correct == "known" and not known:
             raise UsageError(f"{needs} {NOT_KNOWN}; {instead}?")
         if self.correct == "known" and participation.by_steps and not algorithm.snapshots:

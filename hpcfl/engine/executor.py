@@ -229,7 +229,7 @@ class Executor:
 
     def _clocked(self, visits: Visits, leaves: float, shared: State, sender: Sender) -> Visits:
         """Return visits that stop after a step in time to deliver, where they may."""
-        if visits.steps is None or leaves == inf:
+        if visits.steps is None or not self.job.planner.participation.by_steps or leaves == inf:
             return visits
         every, under_way, pace = self.job.planner.participation.snapshot, self.under_way, sender.pace
         leaves -= pace.sends

@@ -215,9 +215,11 @@ class Job:
         done = (before + done) / (before + 1) if before else done
         rules = config.participation, config.speed, self.algorithm
         facts = *rules, sizes, done, config.seed, config.clock, config.doubling, config.staleness
-        return Planner(*facts, self._visit_times(sizes), config.availability)
+        planner = Planner(*facts, availability=config.availability)
+        planner.visit_times = self._visit_times(planner)
+        return planner
 
-    def _visit_times(self, sizes: Ints) -> VisitTimes | None:
+    def _visit_times(self, planner: Planner) -> VisitTimes | None:
         """Return what says how long visits take where it is not the speed model alone."""
         config, blocks = self.config, {name: block for group in self.layout for name, block in group.items()}
         if not config.adds_times:
@@ -238,12 +240,13 @@ class Job:
             )
             for kind in kinds.tolist()
         ]
-        steps = np.ones(len(sizes))
+        steps = np.ones(planner.clients)
         if config.speed.per == "step":
-            steps = _steps(self.algorithm, sizes)
+            steps = _steps(planner)
             if isinstance(config.speed, Counterfactual) and not config.speed.simulated:
                 table = config.speed.tape.algorithm
-                steps /= _steps(algorithm_class(table["name"]).from_table(table, "algorithm"), sizes)
+                method = algorithm_class(table["name"]).from_table(table, "algorithm")
+                steps /= _steps(replace(planner, algorithm=method))
         given = config.speed, config.queue.times, config.link, config.seed
         return VisitTimes(*given, steps, np.array(down)[parts], up[parts])
 
@@ -328,7 +331,7 @@ class Job:
         depth = plan.depth[rows] if closed is None else np.ones(len(rows), dtype=np.int64)
         sizes = self.task.federation.train_sizes[clients]
         steps = None if plan.steps is None else plan.steps[rows]
-        if closed is not None and steps is not None:
+        if (closed is not None and steps is not None) or (steps is None and self.planner.participation.work == "speed"):
             steps = self.planner.visit_steps[0][clients]
         chances = None if plan.step_chances is None else plan.step_chances[rows]
         known = plan.arrival[rows], closed, steps
@@ -395,6 +398,6 @@ def kinds(algorithm: Algorithm, task: Task) -> list[tuple[Shape, int]]:
     return list(zip(task.federation.shapes, algorithm.holds(task).tolist()))
 
 
-def _steps(algorithm: Algorithm, sizes: Ints) -> Floats:
-    """Return the local steps of a whole visit of clients with so many samples, 1 at least, float64 [clients]."""
-    return np.array([max(1, algorithm.visit_steps(samples)[0]) for samples in sizes.tolist()], dtype=np.float64)
+def _steps(planner: Planner) -> Floats:
+    """Return the local steps of each client's whole visit, 1 at least, float64 [clients]."""
+    return np.maximum(1, planner.visit_steps[0]).astype(np.float64)

@@ -98,6 +98,10 @@ class Participation(ConfigBase):
     methods that send layers one by one; asked to, ``fedavg`` and ``lg_fedavg`` do so with the last of their `steps`.
     ``steps``: the local steps that fit do. ``discard``: nothing of it does (drop-stragglers). ``auto``: layers where
     the method always sends them, else nothing."""
+    work: Literal["alike", "speed"] = "alike"
+    """How many local steps whole visits take. ``alike``: as many as the method says. ``speed``: that is for the client
+    of the fewest expected seconds per step, others take as many as it takes time for, rounded down, one at least: the
+    dynamic local updates of asynchronous DiLoCo (Liu et al., arXiv 2401.09135, eq. 6)."""
     snapshot: int = Field(0, ge=0)
     """Real time, ``partial = "steps"``: every so many local steps a client keeps ready what it would send if it stopped
     there, and sends the last of it where a step does not end in time; 0: never."""

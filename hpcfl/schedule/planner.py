@@ -108,6 +108,10 @@ class Planner:
         """The local steps of each client's whole visit, and the least that count, int64 [clients] each."""
         found = [self.algorithm.visit_steps(samples) for samples in self.sizes.tolist()]
         whole, least = np.array(found, dtype=np.int64).reshape(-1, 2).T
+        if self.participation.work == "speed":
+            paces = self.speed.paces(self.seed, self.clients)
+            share = paces[self.members].min() / paces
+            whole = np.maximum(least, np.floor(whole * share.clip(max=1.0) * (1 + CLOSE)).astype(np.int64))
         return whole, least
 
     @property
@@ -417,6 +421,13 @@ def check(
     expected = "expected 'auto' or 'discard'; did you mean 'auto'?"
     if participation.by_steps and not algorithm.visit_steps(1)[1]:
         raise UsageError(f"{partial}: visits of {method} cannot be cut short after a step: {expected}")
+    if participation.work == "speed":
+        if not algorithm.visit_steps(1)[1]:
+            why = f"visits of {method} cannot be cut short after a step"
+            raise UsageError(f"participation.work = 'speed': {why}: expected 'alike'")
+        if speed.per != "step" or speed.replays:
+            why = "which is worth it where a visit's seconds grow with its steps"
+            raise UsageError(f"participation.work = 'speed', {why}: expected speed.per = 'step', and seconds by a law")
     if participation.partial == "layers" and not (algorithm.layerwise or algorithm.splits_last):
         why = "does not send its layers one by one (fedavg does with algorithm.epochs = 0, steps above 0 and sgd)"
         raise UsageError(f"{partial}: {method} {why}: {expected}")

@@ -161,6 +161,24 @@ def test_fednova_corrected(tmp_path: Path, name: str, case: str) -> None:
     world.equal(found.rows["loss"], losses)
 
 
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_steps_by_speed(tmp_path: Path, chunk: int) -> None:
+    """Of 6 for the fastest; all wait for one another, and visits take their steps' seconds."""
+    paces = np.array([0.58, 0.75, 1.51, 3.33, 0.6, 9.0])
+    found = world.play(
+        tmp_path,
+        algorithm={"name": "fedavg", **BALL, "epochs": 0, "steps": 6},
+        **{"participation": {**world.SOME, "work": "speed"}, "batch_clients": chunk},
+        speed={**world.table(tmp_path / "paces.csv", paces), "per": "step"},
+    )
+    steps = [6, 4, 2, 1, 5, 1]
+    judge(
+        found, found.who(), {"batches": lambda round_, client: world.batches(round_, client, steps=6)[: steps[client]]}
+    )
+    taken = np.where(found.rows["cohort"], paces * steps, np.nan)
+    world.equal(found.rows["visit_seconds"], taken)
+
+
 SERVERS: dict[str, tuple[dict[str, Any], Any]] = {
     "momentum": ({"lr": 0.8, "betas": [0.7]}, lambda: Momentum(0.8, 0.7)),
     "nesterov": ({"lr": 0.8, "betas": [0.7]}, lambda: Momentum(0.8, 0.7, nesterov=True)),

@@ -270,3 +270,42 @@ def test_methods_without_local_steps_are_refused(name: str) -> None:
     with pytest.raises(UsageError, match=words) as caught:
         put_together(from_table(small(algorithm={"name": name})))
     assert "\n" not in str(caught.value)
+
+
+# --- steps by speed -----------------------------------------------------------------------------------------
+
+
+def test_slow_clients_take_as_many_steps_as_the_fastest_ones_time_holds() -> None:
+    class Paced(Fixed):
+        seconds_of: ClassVar = [0.58, 0.75, 1.51, 3.33, 100.0]
+
+        def paces(self, seed: int, clients: int) -> Any:
+            return np.array(self.seconds_of)
+
+    found = Planner(
+        *(Participation(work="speed"), Paced(), FedAvg(epochs=0, steps=32), np.full(5, 30), np.array([1.0])), seed=1
+    )
+    assert found.visit_steps[0].tolist() == [32, 24, 12, 5, 1]
+    assert found.visit_steps[1].tolist() == [1] * 5
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({"speed": DYNAMIC}, "expected speed.per = 'step', and seconds by a law"),
+        ({"speed": {**DYNAMIC, "per": "step"}, "algorithm": {"name": "salf"}}, "cannot be cut short after a step"),
+        (
+            {
+                "speed": {**DYNAMIC, "per": "step"},
+                "algorithm": {"name": "fednova"},
+                "weighting": {"correct": "estimated"},
+                "participation": {"close": "deadline", "deadline": 1.0, "work": "speed"},
+            },
+            "counts steps, which must not depend",
+        ),
+    ],
+)
+def test_work_by_speed_is_refused_where_it_has_no_sense(keys: dict[str, Any], line: str) -> None:
+    given = small(**{"participation": {"work": "speed"}, "algorithm": PROX, **keys})
+    with pytest.raises(UsageError, match=line):
+        from_table(given).check_values()
