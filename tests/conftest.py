@@ -18,6 +18,8 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""  # digests are those of CPUs
 if "HPCFL_TESTS_STATE" not in os.environ:  # what has run here is no affair of whoever runs the tests
     os.environ["HPCFL_TESTS_STATE"] = os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="hpcfl-state-")
 
+from costs import COSTS
+from helpers.draw import left_out
 from helpers.summary import SPENT, processor_seconds, summary
 from hpcfl.base import plugins
 from hpcfl.mpi.launcher import launched
@@ -30,8 +32,13 @@ Lane.checked = True
 BEFORE = pytest.StashKey[float]()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Launches first, since they take longest; under a launcher, none."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Launches first, since they take longest; under a launcher, none. Some are drawn, see `helpers.draw`."""
+    if seed := os.environ.get("HPCFL_DRAWN"):
+        costs = json.loads(COSTS.read_text(encoding="utf-8"))
+        out = left_out([item.nodeid for item in items], costs, seed)
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in out])
+        items[:] = [item for item in items if item.nodeid not in out]
     for item in items:
         if launched() and item.get_closest_marker("launch"):
             item.add_marker(pytest.mark.skip(reason="starts processes itself; not under mpirun"))
@@ -95,7 +102,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> None:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
     """Let the last report of a test say what the test took, processes that it has started and seen end among it."""
     if call.when == "teardown":
-        item.user_properties.append((SPENT, processor_seconds() - item.stash[BEFORE]))
+        spent = processor_seconds() - item.stash[BEFORE]
+        item.user_properties.append((SPENT, spent))
+        if lines := os.environ.get("HPCFL_COSTS"):
+            with Path(lines).open("a", encoding="utf-8") as file:
+                file.write(json.dumps([item.nodeid, spent]) + "\n")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

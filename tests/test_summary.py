@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from helpers.draw import left_out
 from helpers.summary import FROZEN, SPENT, summary
 
 
@@ -30,3 +31,20 @@ def test_time_is_told_by_part_and_frozen_runs_by_how_they_were_compared() -> Non
 
 def test_nothing_is_said_where_nothing_ran() -> None:
     assert summary([], 1.0) == []
+
+
+def test_a_quarter_of_what_takes_long_is_drawn_by_the_commit() -> None:
+    grid = [f"tests/a.py::test_grid[{case}]" for case in range(9)]
+    alone = [f"tests/a.py::test_{number}" for number in range(300)]
+    judges = ["tests/judges/test_salf.py::test_salf"]
+    costs = dict.fromkeys([*grid[:8], *alone, *judges], 2.0)
+    every = [*grid, *alone, *judges]
+    out = [left_out(every, costs, seed) for seed in ("a", "b")]
+    assert out[0] == left_out(reversed(every), costs, "a")
+    for some in out:
+        assert len(some & set(grid)) == 6
+        assert 190 < len(some & set(alone)) < 260
+        assert not some & {grid[8], *judges}
+    assert out[0] & set(grid) != out[1] & set(grid)
+    assert len({seed for seed in range(60) if alone[0] not in left_out(every, costs, str(seed))}) in range(6, 27)
+    assert left_out(every, {}, "a") == set()
