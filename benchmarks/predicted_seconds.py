@@ -1,12 +1,12 @@
 """How far predicted seconds are from jobs that are then really run: by `hpcfl check`, and by a replay of another job.
 
-    .venv/bin/python benchmarks/predicted_seconds.py [--mpi openmpi] [--rounds 50] [--second 0.6]     # 8 minutes
+    .venv/bin/python benchmarks/predicted_seconds.py [--mpi openmpi] [--rounds 50] [--second 0.6]     # 11 minutes
 
-Five ranks, a client on each but the server's: worlds whose seconds are enforced, scaled so that a round that waits for
-everybody takes `--second` seconds. Under each of the rules in `RULES` the plan by the config's seed says how long the
-job takes, and the job is run by the wall clock: that is what is predicted, and what was measured. Then, for `PAIRS`
-of rules, the job under the first one is replayed by the second (``speed.closing = "rule"``), and held against the job
-that was run under it. Prints a line for each, and one JSON line last with the medians of the errors.
+Five ranks, a client on each but the server's: worlds whose seconds are enforced. Under each of the rules in `RULES` the
+plan by the config's seed says how long the job takes, and the job is run by the wall clock: that is what is predicted,
+and what was measured. Each job is scaled so that its rounds last `--second` seconds in the mean. Then, for `PAIRS` of
+rules, a job under the first one is replayed by the second (``speed.closing = "rule"``), and held against the job that
+was run under it, both scaled alike. Prints a line for each, and one JSON line last with the medians of the errors.
 """
 
 from __future__ import annotations
@@ -27,11 +27,15 @@ WORLDS = "world/pai-4", "world/fail-slow"
 RULES: dict[str, dict[str, Any]] = {
     "all": {},
     "first 3": {"participation.close": "first", "participation.first": 3},
-    "quorum 2": {"participation.close": "quorum", "participation.quorum": 2, "participation.grace": 0.1},
-    "deadline": {"participation.close": "deadline", "participation.deadline": 0.5},
-    "arrivals": {"participation.close": "arrivals", "participation.buffer": 2},
+    "quorum 2": {"participation.close": "quorum", "participation.quorum": 2, "participation.grace": 0.2},
+    "deadline": {"participation.close": "deadline", "participation.deadline": 1.1},
+    "arrivals": {"participation.close": "arrivals", "participation.buffer": 3},
 }
+"""Seconds are shares of those of a round that waits for everybody."""
+SECONDS = "participation.grace", "participation.deadline"
 PAIRS = ("all", "first 3"), ("all", "arrivals"), ("first 3", "all"), ("deadline", "all"), ("deadline", "first 3")
+QUICKEST = "first 3"
+"""The rule of which the replays' rounds last as long as they should."""
 
 
 def main() -> None:
@@ -39,27 +43,44 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--mpi", choices=tuple(launching.LIBRARIES), default="openmpi")
     parser.add_argument("--rounds", type=int, default=50)
-    parser.add_argument("--second", type=float, default=0.6, help="seconds of a round that waits for everybody")
+    parser.add_argument("--second", type=float, default=0.6, help="seconds of a round in the mean")
     asked = parser.parse_args()
-    print(f"{asked.mpi}, {asked.rounds} rounds, load {os.getloadavg()[0]:.1f}")
+    print(f"{asked.mpi}, {asked.rounds} rounds, load {os.getloadavg()[0]:.1f}", flush=True)
     jobs, replays = list[dict[str, Any]](), list[dict[str, Any]]()
     with TemporaryDirectory() as folder:
         for world in WORLDS:
-            scale, runs = asked.second * asked.rounds / planned(world, asked.rounds, {}), dict[str, Path]()
-            for name, rule in RULES.items():
-                settings = {**rule, "speed.scale": scale}
-                runs[name] = Path(folder) / f"{world.partition('/')[2]}-{name.replace(' ', '-')}"
-                measured = run(asked.mpi, world, asked.rounds, settings, runs[name])
+            for name in RULES:
+                settings = scaled(world, name, name, asked.rounds, asked.second)
+                out = Path(folder) / f"{world.partition('/')[2]}-{name.replace(' ', '-')}"
+                measured = run(asked.mpi, world, asked.rounds, settings, out)
                 jobs.append(told(f"{world}, {name}", planned(world, asked.rounds, settings), measured))
-            for one, other in PAIRS if world == WORLDS[0] else ():
-                speed = {"speed.model": "trace", "speed.closing": "rule", "speed.run": str(runs[one])}
-                found = planned("", asked.rounds, {**RULES[other], **speed})
-                replays.append(told(f"{one} replayed by {other}", found, seconds(runs[other])))
+        runs = dict[str, Path]()
+        for name in dict.fromkeys(each for pair in PAIRS for each in pair):
+            settings, runs[name] = scaled(WORLDS[0], name, QUICKEST, asked.rounds, asked.second), Path(folder) / name
+            run(asked.mpi, WORLDS[0], asked.rounds, settings, runs[name])
+        for one, other in PAIRS:
+            rule = scaled(WORLDS[0], other, QUICKEST, asked.rounds, asked.second)
+            rule.pop("speed.scale")
+            speed = {"speed.model": "trace", "speed.closing": "rule", "speed.run": str(runs[one])}
+            found = planned("", asked.rounds, {**rule, **speed})
+            replays.append(told(f"{one} replayed by {other}", found, seconds(runs[other])))
     errors = {
         name: statistics.median(each["error"] for each in some) for name, some in (("jobs", jobs), ("replays", replays))
     }
     load = round(os.getloadavg()[0], 1)
     print(json.dumps({"median_error": errors, "jobs": jobs, "replays": replays, "mpi": asked.mpi, "load": load}))
+
+
+def scaled(world: str, name: str, other: str, rounds: int, second: float) -> dict[str, Any]:
+    """Return the settings of a rule at the scale at which rounds by another one last so many seconds in the mean."""
+    whole = planned(world, rounds, {}) / rounds
+    scale = second * rounds / planned(world, rounds, in_seconds(RULES[other], whole))
+    return {**in_seconds(RULES[name], scale * whole), "speed.scale": scale}
+
+
+def in_seconds(rule: dict[str, Any], whole: float) -> dict[str, Any]:
+    """Return a rule with its seconds, where a round that waits for everybody takes so many."""
+    return {key: value * whole if key in SECONDS else value for key, value in rule.items()}
 
 
 def told(what: str, predicted: float, measured: float) -> dict[str, Any]:

@@ -24,6 +24,7 @@ TITLES = {
     "linear_fedrep": "FedRep (linear)",
     "local": "Local",
     "pfedme": "pFedMe",
+    "ringleader": "Ringleader ASGD",
     "ringmaster": "Ringmaster ASGD",
     "salf": "SALF",
     "scaffold": "SCAFFOLD",

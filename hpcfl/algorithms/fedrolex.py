@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import floor
 from typing import Literal
 
-from hpcfl.algorithms.base import Client, Message, State, Task, Visits
+from hpcfl.algorithms.base import Client, Ints, Message, State, Task, Visits
 from hpcfl.algorithms.heterofl import HeteroFl
 from hpcfl.algorithms.wrapped import changed
 from hpcfl.base.lazy import Tensor
@@ -39,6 +39,10 @@ class FedRolex(HeteroFl):
     def placed(self, task: Task, shared: State, round: int) -> State:
         axes, start = narrow.hidden_axes(task.layers), self._start(round)
         return {name: turned(value, axes[name], start) for name, value in shared.items()}
+
+    def holders(self, task: Task, clients: Ints, round: int) -> State:
+        axes, start, found = narrow.hidden_axes(task.layers), self._start(round), super().holders(task, clients, round)
+        return {name: turned(value, axes[name], -start) for name, value in found.items()}
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         axes, start = narrow.hidden_axes(task.layers), self._start(visits.round)

@@ -20,7 +20,7 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from hpcfl.algorithms.base import Algorithm, Batch, By, Client, Header, Model, Objective, Participation, Task, Visits
+from hpcfl.algorithms.base import Batch, By, Client, Header, Model, Objective, Participation, Task, Visits
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.wrapped import changed
 from hpcfl.base.device_copy import on_device
@@ -40,6 +40,7 @@ class HeteroFl(FedAvg):
 
     name: Literal["heterofl"] = "heterofl"  # type: ignore[assignment]
     needs_all: ClassVar[str] = "narrows every layer of the model"
+    means_alone: ClassVar[bool] = False
     rates: tuple[Rate, ...] = Field((1.0, 0.5, 0.25, 0.125, 0.0625), min_length=1)
     """Widths of sub-models as shares of the whole model's, in (0, 1]."""
     assign: Literal["shares", "speed", "clients"] = "shares"
@@ -77,7 +78,25 @@ class HeteroFl(FedAvg):
         return self.redraw
 
     def mean_weights(self) -> By:
-        return Algorithm.mean_weights(self)  # its means are over the holders of each coordinate
+        if self.mask_labels:
+            why = "which rows of the last layer clients hold follows from their labels"
+            raise UsageError(f"weighting.correct: algorithm.mask_labels = true: {why}: expected false")
+        return self.weights
+
+    @property
+    def moves_parts(self) -> bool:
+        return self.sends_whole
+
+    def holders(self, task: Task, clients: Ints, round: int) -> State:
+        axes, levels, found = narrow.hidden_axes(task.layers), self._dealt(task, round)[clients], State()
+        weights = task.federation.train_sizes if self.weights == "samples" else np.ones(task.federation.clients)
+        for name, value in task.initial().items():
+            if self.narrows(shape := tuple(value.shape), axes[name]):
+                found[name] = torch.zeros(shape, dtype=torch.float64)
+                for level in np.unique(levels).tolist():
+                    part = self.held(shape, axes[name], self.rates[level])
+                    found[name][tuple(map(slice, part))] += float(weights[clients[levels == level]].sum())
+        return found
 
     def holds(self, task: Task) -> Ints:
         levels = self._levels(task)
@@ -183,10 +202,12 @@ class HeteroFl(FedAvg):
 
     def _rates(self, task: Task, visits: Visits) -> list[float]:
         """Return the rates of some visits' clients."""
+        return [self.rates[level] for level in self._dealt(task, visits.round)[visits.clients].tolist()]
+
+    def _dealt(self, task: Task, round: int) -> Ints:
+        """Return which of the `rates` each client has in a round, int64 [clients]."""
         levels = self._levels(task)
-        if self.redraw:
-            levels = keyed(task.seed, "rates", visits.round).permutation(levels)
-        return [self.rates[level] for level in levels[visits.clients].tolist()]
+        return keyed(task.seed, "rates", round).permutation(levels) if self.redraw else levels
 
     def _masks(self, task: Task, shared: State, visits: Visits) -> State:
         """Return 1 where visits of rates dealt anew hold a tensor's coordinate, else 0, ``{name: [c, …]}``."""

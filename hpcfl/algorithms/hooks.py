@@ -101,6 +101,18 @@ class Hooks(ConfigBase):
         """
         return np.zeros(task.federation.clients, dtype=np.int64)
 
+    def holders(self, task: Task, clients: Ints, round: int) -> State:
+        """Return the weight of some clients in a round at each coordinate of blocks that not all hold whole, float64.
+
+        By default all hold all.
+        """
+        return {}
+
+    @property
+    def moves_parts(self) -> bool:
+        """Whether which part of a block a client holds differs from round to round."""
+        return False
+
     def sends(self, round: int) -> frozenset[str] | None:
         """Return the names of the blocks that visits of this round may send; None: all of the layout.
 

@@ -85,6 +85,9 @@ class Weighting(ConfigBase):
         if self.correct in ("known", "estimated") and participation.by_arrivals:
             beside = f"{close}, where nobody is missing in a round"
             raise no_meaning(key, self.correct, beside, f"{key} = 'remembered'")
+        if self.correct == "remembered" and algorithm.moves_parts:
+            why = f"algorithm.name = '{algorithm.name}' lets clients hold other parts of the model in each round"
+            raise UsageError(f"{key} = 'remembered': {why}; did you mean {key} = 'estimated'?")
         if self.correct == "remembered" and participation.every_client:
             raise no_meaning(key, self.correct, "participation.every_client = true: nobody is away", f"{key} = 'none'")
         falls = algorithm.learning_rate(1) != algorithm.learning_rate(0)
@@ -166,7 +169,8 @@ class _Scaled(_Corrected):
     def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
         clients = sums.cohort if self.weighting.correct == "known" else np.array(self.members)
         over = dict.fromkeys(_numbers(self, task), _weight(self, task, clients))
-        return super().step(task, state, CorrectedSums(sums, clients, over))
+        held = self.holders(task, clients, sums.round)
+        return super().step(task, state, CorrectedSums(sums, clients, over, held=held))
 
 
 class _Known(_Scaled):
@@ -215,25 +219,34 @@ class _Remembered(_Corrected):
         return {**super().init_extras(task), **_nothing(self, task, torch.float64), ROUNDS: 0.0}
 
     def recalled(self, task: Task, extras: Extras, personal: Recalled) -> Extras:
-        over, mean = _weight(self, task, self.members), {name: 0.0 * value for name, value in _ours(extras).items()}
+        whole, mean = self._whole(task), {name: 0.0 * value for name, value in _ours(extras).items()}
         for client, own in personal():
-            share = _weight(self, task, [client]) / over if client in self.members else 0.0
-            mean |= {name: mean[name] + share * value.double() for name, value in _ours(own).items()}
+            weight = _weight(self, task, [client]) if client in self.members else 0.0
+            for name, value in _ours(own).items():
+                mean[name] = mean[name] + weight / whole[name.removeprefix(MEMORY)] * value.double()
         rest = super().recalled(task, _theirs(extras), lambda: ((each, _theirs(own)) for each, own in personal()))
         return {**rest, **mean, ROUNDS: extras[ROUNDS]}
+
+    def _whole(self, task: Task) -> dict[str, Any]:
+        """Return the weight of all clients in the mean of each block: one number, or one for each coordinate."""
+        over, held = _weight(self, task, self.members), self.holders(task, np.array(self.members), 0)
+        some = {name: on_device(value.where(value > 0, 1.0), task.device) for name, value in held.items()}
+        return {name: some.get(name, over) for name in _blocks(self, task)}
 
     def correction(self, task: Task, own: State, visits: Visits) -> tuple[Change, State]:
         scale, kept = _scale(self, visits.round), dict(own)
 
         def change(name: str, number: int, value: Tensor) -> Tensor:
-            last, count = own[MEMORY + name], len(value)
-            kept[MEMORY + name] = torch.cat([value / scale, last[count:]])
-            return value - scale * last[:count]
+            part = tuple(map(slice, value.shape))  # of who holds a part, and of the first clients
+            kept[MEMORY + name] = own[MEMORY + name].clone()
+            kept[MEMORY + name][part] = value / scale
+            return value - scale * own[MEMORY + name][part]
 
         return change, kept
 
     def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
         names, over = _blocks(self, task), _weight(self, task, self.members)
+        whole, held = self._whole(task), self.holders(task, np.array(self.members), sums.round)
         rounds, scale = state.extras[ROUNDS], _scale(self, int(state.extras[ROUNDS]))
         mean = {name: state.extras[MEMORY + name] for name in names}
         corrected = CorrectedSums(
@@ -241,9 +254,10 @@ class _Remembered(_Corrected):
             np.array(self.members),
             dict.fromkeys(names, over) if self.weighting.mean == "all" else {},
             {name: scale * value for name, value in mean.items()},
+            held if self.weighting.mean == "all" else {},
         )
         after = super().step(task, replace(state, extras=_theirs(state.extras)), corrected)
-        moves = {name: on_device(sums.over(name, over), value.device) / scale for name, value in mean.items()}
+        moves = {name: on_device(sums.over(name, 1.0), mean[name].device) / whole[name] / scale for name in names}
         now = {MEMORY + name: value + moves[name] for name, value in mean.items()}
         return replace(after, extras={**after.extras, **now, ROUNDS: rounds + 1})
 

@@ -113,7 +113,9 @@ def _closing(job: Job, ranks: int) -> Facts:
     if rules.every_client and rules.buffer is not None:
         ends.append(f"when all have reported, {rules.buffer / rules.at_work(clients):g} times in the harmonic mean")
     elif rules.buffer is not None:
-        ends.append(f"with {rules.buffer} arrivals")
+        ends.append(
+            f"{rules.grace:g} s after {rules.buffer} arrivals" if rules.grace else f"with {rules.buffer} arrivals"
+        )
     if rules.enough is not None:
         ends.append(f"{rules.grace:g} s after {rules.enough} visits" if rules.grace else f"with {rules.enough} visits")
     if isinstance(rules.bound, float):

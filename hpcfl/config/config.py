@@ -320,6 +320,9 @@ class Config(ConfigBase):
             raise no_meaning("guard.max_norm", self.guard.max_norm, f"algorithm.name = '{method.name}'{why}")
         if self.doubling.when == "gradient" and not method.shares_any(self.model):
             raise self.doubling.nothing_moves(method.name)
+        if self.weighting.correct == "estimated" and self.doubling.when != "never":
+            why = f"with doubling.when = '{self.doubling.when}' chances to arrive change from stage to stage"
+            raise UsageError(f"weighting.correct = 'estimated': {why}; did you mean weighting.correct = 'remembered'?")
         if method.steps_alone and self.weighting.correct == "none":
             weights, idle = getattr(method, "weights", None), type(method).model_fields["weights"].default
             if weights != idle:

@@ -89,6 +89,7 @@ def figures(now: Progress, record: Record, plan: Plan) -> dict[str, float]:
 def step(job: Job, now: Progress, record: Record, plan: Plan) -> None:
     """Take the server's step at the end of round ``now.round``, and note what is known of it."""
     before, sums = now.shared, record.sums
+    sums.round = now.round
     with record.timed("server_seconds"):
         state = job.border.step(ServerState(now.shared, now.extras), sums)
     now.shared, now.extras = state.shared, state.extras

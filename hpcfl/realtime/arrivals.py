@@ -205,6 +205,9 @@ class ArrivalsServer(Server):
         seconds = when - flight.sent if ended else inf
         step.came.append((client, version, flight.number, when - self.origin, seconds, depth, steps))
         step.full = enough(job.planner, self.rules, step.came)
+        if step.full and self.rules.grace:
+            step.full = len(step.came) >= self.rules.slots(job.config.clients)
+            step.ends = min(step.ends, when + self.rules.grace)
 
     def _in_vain(self, client: int, step: Step, round: int) -> None:
         step.ended[client] = Fate.LATE

@@ -52,7 +52,7 @@ class Participation(ConfigBase):
     """Visits after which a round goes on for `grace` seconds at most (``close = "quorum"`` only, which needs it); at
     most as many as are invited."""
     grace: float | None = Field(None, ge=0)
-    """Seconds for which a round that has its quorum waits for more (``close = "quorum"`` only); by default 0."""
+    """Seconds for which a round that has its `quorum`, or its `buffer` of arrivals, goes on for more; by default 0."""
     deadline: Annotated[Deadline | None, worded("seconds, 'adaptive' or [[round, seconds], ...]")] = None
     """Seconds above 0 after which a round closes, fewer or more of them from some rounds on (``[[0, 1.0], [100,
     0.5]]``), or what past visits suggest (``adaptive``). With ``close = "deadline"`` it is 1.0 by default; beside
@@ -109,7 +109,7 @@ class Participation(ConfigBase):
         "size": ("invite", "uniform"),
         "first": ("close", "first"),
         "quorum": ("close", "quorum"),
-        "grace": ("close", "quorum"),
+        "grace": ("close", ("quorum", "arrivals")),
         "partial": ("close", ("first", "quorum", "deadline", "arrivals")),
         "min_clients": ("close", ("first", "quorum", "deadline")),
         "deadline": ("close", "deadline"),
@@ -183,12 +183,20 @@ class Participation(ConfigBase):
             if self.buffer is None or self.buffer < members:
                 least = f"{members} or more{why}, one visit per client"
                 raise refusal("participation.buffer", least, self.buffer, members)
-            idle = {"max_staleness": 0, "dispatch": "uniform", "once_per_version": False, "deadline": None}
+            idle = {
+                "grace": None,
+                "max_staleness": 0,
+                "dispatch": "uniform",
+                "once_per_version": False,
+                "deadline": None,
+            }
             for key, good in {**idle, "max_seconds": None}.items():
                 if (value := getattr(self, key)) != good:
                     raise refusal(f"participation.{key}", f"{toml(good)}{why}", value, good)
             if self.concurrency not in (None, members):
                 raise refusal("participation.concurrency", f"all {members} clients{why}", self.concurrency, members)
+        elif self.buffer is None and self.grace is not None:
+            raise no_meaning("participation.grace", self.grace, "close = 'arrivals' and no participation.buffer")
         elif self.buffer is None and self.deadline is None:
             raise UsageError("participation.buffer: close = 'arrivals' needs it, or a participation.deadline")
         elif self.buffer is None and not self.once_per_version:
@@ -226,11 +234,14 @@ class Participation(ConfigBase):
     def slots(self, clients: int) -> int:
         """Return how many visits may arrive in a round that arrivals end, 0 for other rounds.
 
-        Where only a deadline ends it, a client may report two: one it began in an earlier round, one in this.
+        Where only a deadline ends it, a client may report two: one it began in an earlier round, one in this. A round
+        whose grace would bring more than two of each client ends before.
         """
         if not self.by_arrivals:
             return 0
-        return self.buffer * (clients if self.every_client else 1) if self.buffer else 2 * clients
+        if self.buffer is None:
+            return 2 * clients
+        return self.buffer * (clients if self.every_client else 1) + (2 * clients if self.grace else 0)
 
     def evened(self, cohort: Ints) -> Floats:
         """Return by what the changes of visits by a `cohort` are multiplied, so that clients count alike, float64 [M].

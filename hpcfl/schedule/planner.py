@@ -631,12 +631,12 @@ class Queue:
             ended = dict.fromkeys(stale.tolist(), Fate.CANCELLED)
         self._send(round)
         came: list[Came] = []
-        fruitless, full = 0, False
+        fruitless, full, stop, most = 0, False, end, rules.slots(self.run.clients)
         while not full:
             client = int(np.nanargmin(flights.due)) if len(flights.waiting) else -1
             due, comes = float(flights.due[client]) if client >= 0 else inf, self._comes(round)
-            if min(due, comes) > end * (1 + CLOSE):  # ends are sums of many deadlines
-                flights.now = end
+            if min(due, comes) > stop * (1 + CLOSE):  # ends are sums of many deadlines
+                flights.now = stop
                 break
             if comes < due:
                 flights.now = comes
@@ -654,11 +654,13 @@ class Queue:
             if not left and counts(self.run, rules, round - version, depth, steps):
                 came.append((client, version, number, due, float(self.seconds[client]), depth, steps))
                 full = enough(self.run, rules, came)
+                if full and rules.grace:
+                    full, stop = len(came) >= most, min(stop, due + rules.grace)
             else:
                 ended[client] = Fate.LOST if left else Fate.LATE
                 fruitless += 1
                 check_fruitless(round, fruitless)
-            if not full and due < end * (1 - CLOSE):
+            if not full and due < stop * (1 - CLOSE):
                 self._send(round)
         return planned(self.run, round, came, flights, start, end - start, ended)
 

@@ -32,6 +32,7 @@ Message = Mapping[str, tuple[Tensor, Tensor]]
 """What a client generator yields: ``{block: (value [k, …], weight [k])}`` for the first k rows of its chunk."""
 
 NOTHING: Mapping[str, Floats] = MappingProxyType({})
+NOTHING_HELD: Mapping[str, Tensor] = MappingProxyType({})
 HELD = "held "  # before a block's name: the block of its mask
 Fill = Callable[[slice, Floats], None]
 """Writes a piece of a block's total to float64 [n ≤ PIECE]."""
@@ -218,7 +219,11 @@ class Sums(ABC):
         What the iterated reduction over the messages that counted has found (`hpcfl.engine.iterated`).
     arrived : Arrived, optional
         Where arrivals end rounds: what the visits began with.
+    round : int
+        The round that ends.
     """
+
+    round = 0
 
     def __init__(self, layout: Layout, invited: int | Ints = 0, miss_probability: Floats | None = None) -> None:
         self.layout = layout
@@ -426,15 +431,21 @@ class ExactSums(Sums):
 class CorrectedSums(Sums):
     """The sums of a round with other weights of some blocks to divide by, and something `added` to their means.
 
-    They stand for the means over some `clients`, whether these have arrived or not.
+    They stand for the means over some `clients`, whether these have arrived or not; `held` has their weights at each
+    coordinate, of blocks that not all of them hold whole.
     """
 
     def __init__(
-        self, sums: Sums, clients: Ints, weights: Mapping[str, float], added: Mapping[str, Tensor] | None = None
+        self,
+        sums: Sums,
+        clients: Ints,
+        weights: Mapping[str, float],
+        added: Mapping[str, Tensor] | None = None,
+        held: Mapping[str, Tensor] = NOTHING_HELD,
     ) -> None:
         super().__init__(sums.layout, sums.cohort, sums.miss_probability)
-        self.sums, self.clients, self.others, self.added = sums, clients, weights, added or {}
-        self.iterated, self.arrived = sums.iterated, sums.arrived
+        self.sums, self.clients, self.others, self.added, self.held = sums, clients, weights, added or {}, held
+        self.iterated, self.arrived, self.round = sums.iterated, sums.arrived, sums.round
 
     def total(self, name: str) -> Tensor:
         return self.sums.total(name)
@@ -446,7 +457,18 @@ class CorrectedSums(Sums):
         weight = self.sums.weight(name)
         return self.others.get(name, weight) if weight else 0.0
 
+    def holders(self, name: str) -> Tensor | None:
+        return self.held[name] if name in self.held else super().holders(name)
+
+    def mean(self, name: str) -> Tensor:
+        if (holders := self.holders(name)) is None:
+            return super().mean(name)
+        mean = self._over_holders(name, holders) if self.sums.weight(name) else self.total(name).zero_()
+        return mean.add_(on_device(self.added[name], mean.device)) if name in self.added else mean
+
     def moved(self, name: str, value: Tensor, denominator: float | None = None) -> Tensor:
+        if denominator is None and self.holders(name) is not None:
+            return moved(value, self.mean(name))
         if name in self.added:
             return super().moved(name, value, denominator)
         return self.sums.moved(name, value, self.weight(name) if denominator is None else denominator)

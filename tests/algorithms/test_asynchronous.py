@@ -13,6 +13,7 @@ from helpers.toys import Arriving, Rounds, W, full_batch, mlp_task, plain, plann
 from hpcfl.algorithms import Algorithm
 from hpcfl.algorithms.fedasync import FedAsync
 from hpcfl.algorithms.fedavg import FedAvg
+from hpcfl.algorithms.ringleader import Ringleader
 from hpcfl.algorithms.ringmaster import Ringmaster
 from hpcfl.algorithms.server_optimizer import ServerOptimizer, with_server_optimizer
 from hpcfl.algorithms.weighting import Weighting, with_correction
@@ -157,6 +158,89 @@ def test_delay_adaptive_steps_are_shorter_for_what_is_old() -> None:
     toy = Arriving(Ringmaster(batch=0, lr=0.5), quadratics([0.0, 0.0], start=8.0), [1.0, 4.0], stale, **rules)
     wanted = [(1.0, 4.0), (2.0, 2.0), (3.0, 1.0), (4.0, 0.5), (4.0, -1.5), (5.0, -1.75), (6.0, -0.875)]
     reached(toy.path(7), *wanted)
+
+
+# ---- a buffer, then a little for more
+
+
+def test_a_round_that_has_its_buffer_goes_on_for_a_grace() -> None:
+    """By 1.5 s two have come, who go out again with the same state; by 2.5 s one of them, .5 s after it came."""
+    rules: dict[str, Any] = {"buffer": 1, "grace": 0.5}
+    toy = Arriving(FedAvg(**LEAP), quadratics([1.0, 3.0, 9.0]), [1.0, 1.4, 5.0], **rules)
+    reached(toy.path(2), (1.5, 2.0), (2.5, 3.0))
+    assert toy.job.config.participation.slots(3) == 7
+
+
+def test_a_grace_ends_before_there_is_no_room_for_arrivals() -> None:
+    toy = Arriving(FedAvg(**LEAP), quadratics([1.0, 3.0]), [1.0, 50.0], buffer=1, grace=100.0)
+    assert len(toy.step().cohort) == 5
+
+
+def test_a_grace_needs_a_buffer() -> None:
+    rules = Participation(close="arrivals", deadline=1.0, once_per_version=True, grace=0.5)
+    with pytest.raises(UsageError, match=r"participation.grace = 0.5 has no meaning with close = 'arrivals' and no"):
+        rules.check(3)
+
+
+# ---- Ringleader
+
+
+@pytest.mark.parametrize(
+    ("centres", "seconds", "start", "rate", "wanted"),
+    [
+        (
+            [0.0, 2.0],
+            [1.0, 2.5],
+            3.0,
+            0.5,
+            [
+                (1, 3),
+                (2, 3),
+                (2.5, 2),
+                (3, 1),
+                (4, 1),
+                (5, 1),
+                (5, 0.75),
+                (6, 0.5),
+                (7, 0.5),
+                (7.5, 0.6875),
+                (8, 0.875),
+            ],
+        ),
+        (
+            [0.0, 2.0, 4.0],
+            [1.0, 2.0, 5.5],
+            6.0,
+            0.5,
+            [(1, 6), (2, 6), (2, 6), (3, 6), (4, 6), (4, 6), (5, 6), (5.5, 4), (6, 2), (6, 0)],
+        ),
+    ],
+)
+def test_ringleader_takes_a_step_for_each_client_once_all_are_there(
+    centres: list[float], seconds: list[float], start: float, rate: float, wanted: list[Any]
+) -> None:
+    """The steps of a cycle are taken along means of each client's gradients, which the fast ones send more often."""
+    method = Ringleader(batch=0, lr=rate)
+    toy = Arriving(method, quadratics(centres, start=start), seconds, buffer=1, dispatch="reporter")
+    reached(toy.path(len(wanted)), *wanted)
+
+
+def test_ringleader_of_one_client_is_sgd() -> None:
+    toy = Arriving(Ringleader(batch=0, lr=0.5), quadratics([0.0], start=8.0), [1.0], buffer=1, dispatch="reporter")
+    reached(toy.path(3), (1.0, 4.0), (2.0, 2.0), (3.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("rules", "line"),
+    [
+        ({"concurrency": 2}, "participation.concurrency: expected not to be set"),
+        ({"max_staleness": 3}, "participation.max_staleness"),
+        ({"dispatch": "uniform"}, "participation.dispatch: expected 'reporter'"),
+    ],
+)
+def test_ringleader_needs_all_clients(rules: dict[str, Any], line: str) -> None:
+    with pytest.raises(UsageError, match=line):
+        Ringleader().check(Participation(**{"close": "arrivals", "buffer": 1, "dispatch": "reporter", **rules}))
 
 
 # ---- Malenia

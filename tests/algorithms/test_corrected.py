@@ -510,7 +510,7 @@ def test_salfs_own_rules_are_refused(correct: str, more: dict[str, Any]) -> None
     assert line.endswith("expected weighting.correct = 'none', or algorithm.rule = 'paper' with missing = 'none'")
 
 
-NO_MEANS = ["local", "fedhenn", "flic", "fedlrgd", "linear_fedrep", "heterofl", "fedrolex", "feddyn", "focus"]
+NO_MEANS = ["local", "fedhenn", "flic", "fedlrgd", "linear_fedrep", "feddyn", "focus"]
 
 
 @pytest.mark.parametrize("name", NO_MEANS)
@@ -518,6 +518,22 @@ NO_MEANS = ["local", "fedhenn", "flic", "fedlrgd", "linear_fedrep", "heterofl", 
 def test_methods_that_do_more_than_means_are_refused(correct: str, name: str) -> None:
     with pytest.raises(UsageError, match=f"algorithm.name = '{name}' does more with what clients send than to take"):
         Weighting(**CORRECTIONS[correct]).check(algorithm_class(name)(name=name), DEADLINE, True)
+
+
+def test_intervals_over_stages_of_other_chances_are_refused() -> None:
+    first = {"close": "first", "first": 3}
+    keys = {"participation": first, "speed": {"model": "exponential"}, "doubling": {"when": "plateau"}}
+    line = refused(weighting={"correct": "estimated"}, **keys)
+    assert line.startswith("weighting.correct = 'estimated': with doubling.when = 'plateau' chances to arrive change")
+
+
+def test_submodels_by_labels_or_that_move_are_refused() -> None:
+    for name in ("heterofl", "fedrolex"):
+        line = refused(algorithm={"name": name}, weighting={"correct": "estimated"})
+        assert line.startswith("weighting.correct: algorithm.mask_labels = true: which rows of the last layer")
+    moving = {"name": "fedrolex", "mask_labels": False}
+    line = refused(algorithm=moving, weighting={"correct": "remembered"})
+    assert "other parts of the model in each round; did you mean weighting.correct = 'estimated'?" in line
 
 
 def test_chances_that_nobody_knows_are_refused() -> None:

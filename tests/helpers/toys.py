@@ -156,6 +156,7 @@ class Rounds:
 
     def step(self, plan):
         sums = self.collect(plan)
+        sums.round = plan.round
         after = self.job.algorithm.step(self.job.task, self.server, sums)
         self.now.shared, self.now.extras = after.shared, after.extras
         self.now.round += 1

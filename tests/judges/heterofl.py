@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from judges.corrections import plain
+from judges.corrections import Correction, plain
 from judges.plain import Batches, Client, Objective, Params, descend, mean, sgd
 from judges.server import Server, move
 
@@ -68,7 +68,7 @@ def visit(
 
 def heterofl(
     w: Params, data: list[Client], arrived: list[list[int]], batches: Batches, weights: dict[int, float],
-    rates: Callable[[int, int], float], units: Units, *, server: Server = move, **how: Any,
+    rates: Callable[[int, int], float], units: Units, *, server: Server = move, correct: Correction = plain, **how: Any,
 ) -> tuple[Params, list[float]]:  # fmt: skip
     """Return the model after all rounds, and each round's mean training loss.
 
@@ -82,8 +82,25 @@ def heterofl(
             rate = rates(round_, i)
             changes[i], loss[i] = visit(w, data[i], batches(round_, i), rate, partial(units, round_, rate), **how)
         losses.append(mean(loss, weights) if clients else float("nan"))
-        w = whole(server(numbers(w), plain(round_, changes, weights)), w)
+        w = whole(server(numbers(w), correct(round_, changes, weights)), w)
     return w, losses
+
+
+def holding(w: Params, rates: Callable[[int, int], float], units: Units) -> Callable[[int, int, tuple[str, int]], bool]:
+    """Return whether a client holds a number of the model in a round; all hold all rows of the last layer."""
+    widths = [w["fc1.weight"].shape[1], *(value.shape[0] for name, value in w.items() if name.endswith("bias"))]
+
+    @cache
+    def held_by(round_: int, client: int) -> set[tuple[str, int]]:
+        own = [partial(units, round_, rates(round_, client))(width) for width in widths[1:-1]]
+        places, found = held(w, [torch.arange(widths[0]), *own, torch.arange(widths[-1])]), set()
+        for name, value in w.items():
+            there = torch.zeros_like(value)
+            there[places[name]] = 1
+            found |= {(name, k) for k in there.flatten().nonzero()[:, 0].tolist()}
+        return found
+
+    return lambda round_, client, name: name in held_by(round_, client)
 
 
 def numbers(w: Params) -> Numbers:

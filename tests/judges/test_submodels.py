@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from math import ceil
+from math import ceil, exp
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from torch import Tensor
 
 import hpcfl
 from judges import arrivals, world
-from judges.heterofl import Numbers, Units, heterofl, numbers, visit, whole
+from judges.corrections import FedAU, Known, Remembered
+from judges.heterofl import Numbers, Units, heterofl, holding, numbers, visit, whole
 from judges.server import FedOpt, move
 
 RATES = [0.8, 0.5, 0.7, 0.3, 0.8, 1.0]
@@ -73,6 +74,59 @@ def test_submodels(tmp_path: Path, case: str, chunk: int) -> None:
     )
     world.near(found.shared, w)
     world.equal(found.rows["loss"], losses)
+
+
+CORRECTED: dict[str, tuple[str, dict[str, Any], Any]] = {
+    "estimated": ("heterofl", {"correct": "estimated"}, partial(FedAU, list(numbers(world.start())), of_visits=True)),
+    "remembered": (
+        "heterofl",
+        {"correct": "remembered"},
+        partial(Remembered, numbers(world.start()), lambda round_: 0.1, everybody=False),
+    ),
+    "mifa": (
+        "heterofl",
+        {"correct": "remembered", "mean": "all"},
+        partial(Remembered, numbers(world.start()), lambda round_: 0.1, everybody=True),
+    ),
+    "rolling": ("fedrolex", {"correct": "estimated"}, partial(FedAU, list(numbers(world.start())), of_visits=True)),
+}
+
+
+@pytest.mark.parametrize("by", ["uniform", "samples"])
+@pytest.mark.parametrize("case", CORRECTED)
+def test_submodels_corrected_number_by_number(tmp_path: Path, case: str, by: str) -> None:
+    """Of all clients those who hold a number."""
+    (name, weighting, correct), units = CORRECTED[case], rolling if case == "rolling" else first
+    algorithm = {**FIT, "name": name, "assign": "clients", "rates": RATES, "mask_labels": False, "weights": by}
+    found = world.play(tmp_path, algorithm=algorithm, participation=world.SOME, weighting=weighting, batch_clients=4)
+    holds = holding(world.start(), fixed, units)
+    w, losses = heterofl(
+        *(world.start(), world.clients(), found.who(), world.batches, world.weights(by), fixed, units),
+        **{"lr": 0.1, "momentum": 0.9, "decay": 0.01, "masked": False, "correct": correct(holds=holds)},
+    )
+    world.near(found.shared, w)
+    world.equal(found.rows["loss"], losses)
+
+
+def test_submodels_by_known_chances(tmp_path: Path) -> None:
+    groups = {"model": "groups", "means_of": [0.8, 2.0], "shares_of": [0.5, 0.5], "kind": "dynamic", "sorted": True}
+    rules = {"close": "deadline", "deadline": 1.5, "partial": "discard", **world.SOME}
+    algorithm = {**FIT, "name": "fedrolex", "assign": "clients", "rates": RATES, "mask_labels": False}
+    found = world.play(
+        tmp_path,
+        algorithm=algorithm,
+        participation=rules,
+        weighting={"correct": "known"},
+        speed=groups,
+        batch_clients=4,
+    )
+    holds = holding(world.start(), fixed, rolling)
+    known = Known(lambda i, _: 1 - exp(-1.5 / groups["means_of"][i // 3]), found.who("cohort"), holds)
+    w, _ = heterofl(
+        *(world.start(), world.clients(), found.who(), world.batches, world.weights("uniform"), fixed, rolling),
+        **{"lr": 0.1, "momentum": 0.9, "decay": 0.01, "masked": False, "correct": known},
+    )
+    world.near(found.shared, w)
 
 
 PACES = np.array([0.9, 3.5, 1.7, 0.4, 2.6, 90.0])

@@ -162,6 +162,7 @@ HAND: dict[str, tuple[Callable[[int, int], tuple[int, int]], float | tuple[int, 
 }
 ARRIVING: dict[str, tuple[dict[str, Any], Callable[[int], int]]] = {  # the gradients of one visit of n samples
     "fedasync": ({}, lambda n: n),
+    "ringleader": ({"dispatch": "reporter"}, lambda n: 10),
     "ringmaster": ({"dispatch": "reporter"}, lambda n: 10),
 }
 ELSEWHERE = {"fedlrgd", *ARRIVING}  # tests/algorithms/test_fedlrgd.py: the server computes too

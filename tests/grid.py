@@ -1,0 +1,185 @@
+"""All methods by how rounds close, what counts of visits, corrections, server steps: what is accepted has an effect.
+
+    python tests/grid.py [--seconds 1800] [--seed 0]
+
+For each point that `Config.check_values` accepts a run of `ROUNDS` rounds is played in memory, and held against the
+points that differ from it in one axis, where that has its plain value: both must end in other states. `NO_OPS` has the
+exceptions, each with its reason. What is refused is refused in one line. Prints what it finds, and one JSON line last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import json
+import random
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import numpy as np
+
+from hpcfl.algorithms import algorithms
+from hpcfl.base.errors import RunError, UsageError
+from hpcfl.config import from_table
+from hpcfl.testing.test_algorithms import OWN
+from judges import world
+
+ROUNDS = 5
+Point = tuple[str, ...]
+"""The values of the `AXES`, by their names there."""
+AXES: dict[str, dict[str, dict[str, Any]]] = {
+    "method": {name: {"algorithm": {"name": name}} for name in sorted(algorithms())},
+    "close": {
+        "all": {},
+        "first": {"participation": {"close": "first", "first": 4}},
+        "quorum": {"participation": {"close": "quorum", "quorum": 2, "grace": 0.3}},
+        "deadline": {"participation": {"close": "deadline", "deadline": 1.0}},
+        "arrivals": {"participation": {"close": "arrivals", "buffer": 3, "max_seconds": 2.5}},
+        "single": {"participation": {"close": "arrivals", "buffer": 1, "dispatch": "reporter"}},
+    },
+    "partial": {each: {"participation": {"partial": each}} for each in ("auto", "layers", "steps", "discard")},
+    "correct": {
+        **{each: {"weighting": {"correct": each}} for each in ("none", "known", "estimated", "remembered")},
+        "mifa": {"weighting": {"correct": "remembered", "mean": "all"}},
+    },
+    "server": {
+        "none": {},
+        "momentum": {"server": {"optimizer": "momentum"}},
+        "delayed": {"server": {"optimizer": "delayed-nesterov", "cycle": 2}},
+        "yogi": {"server": {"optimizer": "yogi"}},
+    },
+}
+NAMES = list(AXES)
+PLAIN = {axis: next(iter(values)) for axis, values in AXES.items() if axis != "method"}
+SPEED = {"model": "gamma", "mean": 1.0, "between": 0.3, "within": 0.9}
+MORE: dict[str, dict[str, Any]] = {  # what methods need so that visits can be cut short, and to be small
+    "fedavg": {"epochs": 0, "steps": 3},
+    "lg_fedavg": {"epochs": 0, "steps": 3, "personal_layers": 1},
+    "heterofl": {"mask_labels": False},
+    "fedrolex": {"mask_labels": False},
+    "salf": {"missing": "none"},
+    "flic": {},
+}
+NO_OPS: dict[str, tuple[str, Callable[[dict[str, str]], bool]]] = {
+    "whole visits": (
+        "a method that sends nothing layer by layer discards what is not whole anyway",
+        lambda at: at["partial"] == "discard" and at["method"] != "salf",
+    ),
+    "layers alone": (
+        "SALF's layers count one by one anyway",
+        lambda at: at["partial"] == "layers" and at["method"] == "salf",
+    ),
+    "local": (
+        "clients that share nothing do not hear who else came",
+        lambda at: at["method"] in ("local", "fedhenn"),
+    ),
+}
+"""Which axis at which value changes nothing, and why."""
+
+
+@dataclass
+class Grid:
+    """What was found: the state that each point ends in, None where it is refused, with the line that says so."""
+
+    folder: Path
+    ended: dict[Point, str | None] = field(default_factory=dict)
+    lines: dict[Point, str] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+
+    def play(self, point: Point) -> str | None:
+        """Return a digest of what a point's run ends in; None: it is refused."""
+        if point not in self.ended:
+            self.ended[point] = self._played(point)
+        return self.ended[point]
+
+    def _played(self, point: Point) -> str | None:
+        try:
+            config = from_table(table(point))
+            config.check_values()
+            found = world.played(config)
+        except (UsageError, RunError) as error:
+            self.lines[point] = str(error)
+            if "\n" in str(error):
+                self.faults.append(f"{', '.join(point)}: more than one line: {error}")
+            return None
+        except Exception:
+            self.faults.append(f"{', '.join(point)}: {traceback.format_exc(limit=-3)}")
+            return None
+        digest = hashlib.sha256()
+        for state in (found.shared, *found.personal):
+            for name in sorted(state):
+                digest.update(name.encode() + np.ascontiguousarray(state[name]).tobytes())
+        return digest.hexdigest()
+
+    def judge(self, point: Point) -> None:
+        """Note a fault where a value of an axis changes nothing."""
+        ended, at = self.play(point), dict(zip(NAMES, point))
+        for axis, plain in PLAIN.items():
+            if ended is None or at[axis] == plain or axis == "close":
+                continue
+            other = tuple(plain if name == axis else value for name, value in at.items())
+            if self.play(other) == ended and not any(idle(at) for _, idle in NO_OPS.values()):
+                self.faults.append(f"{', '.join(point)}: {axis} = {at[axis]} changes nothing")
+
+
+def table(point: Point) -> dict[str, Any]:
+    """Return the config of a point."""
+    method = point[0]
+    own = {
+        name: dict(section) for name, section in OWN.get(method, {}).items() if name in ("data", "model", "algorithm")
+    }
+    keys: dict[str, Any] = {
+        **{"rounds": ROUNDS, "clients": len(world.SIZES), "seed": 5, "precision": "double", "batch_clients": 3},
+        **{"data": {"name": "hpcfl.testing.clients:Unequal"}, "model": {"name": "mlp", "hidden": [4]}, "speed": SPEED},
+        **{"evaluate": {"every": ROUNDS + 1, "last": 1}, "participation": {}, "algorithm": {}},
+        **own,
+    }
+    for axis, value in zip(AXES.values(), point):
+        for section, more in value_of(axis, value).items():
+            keys[section] = {**keys.get(section, {}), **more}
+    keys["algorithm"] |= MORE.get(method, {})
+    return keys
+
+
+def value_of(axis: dict[str, dict[str, Any]], value: str) -> dict[str, Any]:
+    return axis[value]
+
+
+def points() -> Iterator[Point]:
+    return itertools.product(*(AXES[name] for name in NAMES))
+
+
+def run(seconds: float, seed: int, folder: Path) -> Grid:
+    """Judge points in an order that a seed draws, for so many seconds."""
+    grid, order, began = Grid(folder), list(points()), time.monotonic()
+    random.Random(seed).shuffle(order)
+    for point in order:
+        if time.monotonic() - began > seconds:
+            break
+        grid.judge(point)
+    return grid
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seconds", type=float, default=1800.0)
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    grid = run(asked.seconds, asked.seed, Path())
+    for fault in grid.faults:
+        print(fault)
+    accepted = sum(ended is not None for ended in grid.ended.values())
+    total = sum(1 for _ in points())
+    print(json.dumps({"points": total, "played": len(grid.ended), "accepted": accepted, "faults": len(grid.faults)}))
+
+
+if __name__ == "__main__":
+    main()
