@@ -43,7 +43,7 @@ class FedDyn(FedAvg):
     def init_client(self, task: Task, client: int) -> State:
         share = task.federation.train_sizes / task.federation.train_sizes.mean()
         alpha = self.alpha / (float(share[client]) if self.alpha_by == "samples" else 1.0)
-        return {"alpha": torch.tensor(alpha, dtype=task.dtype, device=task.device), **zeros(task.initial())}
+        return {"alpha": torch.tensor(alpha, dtype=task.dtype).to(task.device), **zeros(task.initial())}
 
     def objective(self, params: State, batch: ClientBatch, shared: State, personal: State) -> Tensor:
         apart = {name: value - shared[name] for name, value in params.items()}

@@ -51,6 +51,8 @@ class Hooks(ConfigBase):
         Clients keep what they have sent, and the server must know the sum of it: nothing may count by its staleness.
     means_alone : bool
         The server needs nothing beside the means of changes: then visits may count so that clients count alike.
+    collects : bool
+        The server's step may leave the model as it is for a while, and only keep what has come.
     own_step : bool
         The server's step gives what is shared a property that the step of a server optimiser would not keep.
     """
@@ -66,6 +68,7 @@ class Hooks(ConfigBase):
     steps_alone: ClassVar[bool] = False
     keeps_sent: ClassVar[bool] = False
     means_alone: ClassVar[bool] = True
+    collects: ClassVar[bool] = False
     own_step: ClassVar[bool] = False
 
     # ---- state

@@ -28,6 +28,7 @@ NOW, NEXT = "now:", "next:"  # tables of this cycle and the next one, [clients, 
 class Ringleader(Ringmaster):
     """Asynchronous SGD: steps along the mean over clients of the means of each one's gradients, in two phases."""
 
+    collects: ClassVar[bool] = True
     own_step: ClassVar[bool] = True
     keeps_sent: ClassVar[bool] = True
     name: Literal["ringleader"] = "ringleader"  # type: ignore[assignment]

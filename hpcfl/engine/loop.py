@@ -103,6 +103,7 @@ def step(job: Job, now: Progress, record: Record, plan: Plan) -> None:
     record.broken, moved, number = job.guard.stepped(before, now.shared, loss)
     record.loss = number if told else record.loss
     counted = any(sums.weight(name) for name in sums)
+    moved |= counted and job.algorithm.collects
     record.told |= now.watch.saw(now.round, len(plan.at_work) > 0, counted, record.loss, moved)
 
 

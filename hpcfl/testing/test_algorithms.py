@@ -66,6 +66,10 @@ OWN: dict[str, dict[str, Any]] = {  # problems of those that need one of their o
             "iterations": 3,
         },
     },
+    "ringleader": {
+        "participation": {"close": "arrivals", "buffer": 1, "dispatch": "reporter", "deadline": 3.0},
+        "speed": ARRIVING,
+    },
     "ringmaster": {
         "participation": {
             "close": "arrivals",
