@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny
 
 from hpcfl.algorithms import Algorithm, algorithm_class, algorithms
 from hpcfl.algorithms.buffered import with_buffers
+from hpcfl.algorithms.compression import Compression, with_compression
 from hpcfl.algorithms.last_step import with_last_step
 from hpcfl.algorithms.server_optimizer import ServerOptimizer, with_server_optimizer
 from hpcfl.algorithms.weighting import Weighting, with_correction
@@ -139,6 +140,7 @@ class Config(ConfigBase):
     server: ServerOptimizer = ServerOptimizer()
     participation: Participation = Participation()
     weighting: Weighting = Weighting()
+    message: Compression = Compression()
     staleness: Staleness = Staleness()
     doubling: Doubling = Doubling()
     guard: Guard = Guard()
@@ -268,6 +270,7 @@ class Config(ConfigBase):
             self.algorithm.check(how[0].model_copy(update={"close": "deadline", "deadline": 1.0}), how[1])
         self.algorithm.check(*how)
         self.weighting.check(self.algorithm, *how, self.clock)
+        self.message.check(self.algorithm, self.clock, self.weighting.correct)
         self._check_effect()
 
     def _check_visit_times(self) -> None:
@@ -391,6 +394,7 @@ class Config(ConfigBase):
             method = with_last_step(method)
         members, by_steps = self.rules.taking_part(self.clients), self.participation.by_steps
         method = with_correction(method, self.weighting, members, by_steps)
+        method = with_compression(method, task, self.message)
         return with_server_optimizer(with_buffers(method, task), task, self.server)
 
     def text(self) -> str:

@@ -230,7 +230,7 @@ class Job:
         for lowest, group in zip(self.layers.of_groups, self.layout):
             for name, block in group.items():
                 if name != METRIC and not block.mask:  # as `message_bytes` counts
-                    sent = [block.sent(kind) * block.dtype.itemsize for kind in kinds.tolist()]
+                    sent = [block.written(kind) for kind in kinds.tolist()]
                     up[:, 0 if whole else lowest - 1] += sent
         state = self.task.start.given(self.border.begun(self.algorithm.init_server(self.task), "init_server"))
         down = [

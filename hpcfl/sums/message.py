@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -40,6 +40,13 @@ Fill = Callable[[slice, Floats], None]
 FIXED_FROM = 1024  # numbers: smaller blocks carry two bins, and nobody asks who needs them
 
 
+class Code(Protocol):
+    """How numbers are written."""
+
+    def bytes(self, numbers: int, each: int) -> int:
+        """Return how many bytes so many numbers take, of `each` so many bytes as they are."""
+
+
 @dataclass(frozen=True)
 class Block:
     """Shape and type of one block, known to every rank before anything is sent.
@@ -55,6 +62,8 @@ class Block:
         Whether this is the mask of another block, see `masked`.
     kept : bool
         Whether what each visit has sent of it is looked at once more, see `IteratedReduction.kept`.
+    code : Code, optional
+        What says in how many bytes a visit writes it; None: each number as it is.
     """
 
     shape: tuple[int, ...]
@@ -63,6 +72,7 @@ class Block:
     parts: tuple[tuple[int, ...], ...] = ()
     mask: bool = False
     kept: bool = False
+    code: Code | None = None
 
     @property
     def held(self) -> tuple[tuple[int, ...], ...]:
@@ -76,6 +86,11 @@ class Block:
     def sent(self, part: int) -> int:
         """Return how many numbers a visit sends that holds the part of this number in `parts`."""
         return prod(self.parts[part]) if self.parts else self.size
+
+    def written(self, part: int) -> int:
+        """Return how many bytes a visit sends that holds the part of this number in `parts`."""
+        numbers, each = self.sent(part), self.dtype.itemsize
+        return numbers * each if self.code is None else self.code.bytes(numbers, each)
 
     def whole(self, value: Tensor) -> Tensor:
         """Return the rows ``[k, …]`` with 0 where they hold nothing, ``[k, n]``."""
@@ -170,9 +185,7 @@ class Layers:
     def sent(self, part: int, bytes: bool = False) -> Ints:
         """Return numbers, or bytes, in the layers of a visit that holds this one of `Block.parts`, int64 [L]."""
         layers = [[self._blocks[name] for name in names] for names in self.tensors]
-        return np.array(
-            [sum(each.sent(part) * (each.dtype.itemsize if bytes else 1) for each in layer) for layer in layers]
-        )
+        return np.array([sum(each.written(part) if bytes else each.sent(part) for each in layer) for layer in layers])
 
     def name(self, number: int) -> str:
         """Return the name of layer `number` (1 … L)."""

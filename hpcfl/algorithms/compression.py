@@ -1,0 +1,177 @@
+"""Messages that say less: what clients send of a method's changes, tensor by tensor, and how many bytes that takes.
+
+v has n numbers of b bytes each, k = ⌈share · n⌉. What is sent is C(v), and the server takes it for v.
+
+============= ================================================= ==================== ===============================
+``compress``  C(v)                                              bytes                from
+============= ================================================= ==================== ===============================
+``top-k``     the k numbers of the largest size, 0 elsewhere    k (b + 4)            Stich et al., NeurIPS 2018
+``random-k``  k numbers at places that the seed says            k b                  Konečný et al., 2016
+``qsgd``      |v| sgn(v_j) ξ_j, ξ_j on a grid of s levels        b + n bits of a sign  Alistarh et al., NeurIPS 2017
+              up to 1, whose mean is |v_j|/|v|                  and a level
+``bf16``      each number rounded to bfloat16                   2 n                  Brain's format
+============= ================================================= ==================== ===============================
+
+With `feedback` a client keeps what was left out, e ← v − C(v), and adds it to what it sends next, v = Δ + e (Seide et
+al., 2014; Karimireddy et al., ICML 2019): nothing is lost but delayed. A visit that did not count leaves e. Without it
+``random-k`` counts n/k times, so that it is unbiased, as ``qsgd`` is. Draws belong to the seed, the round and the
+client: they are the same on any ranks, and in whatever order clients are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import ceil, log2
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from hpcfl.algorithms.base import Algorithm, Client, Layout, State, Task, Visits
+from hpcfl.algorithms.wrapped import Wrapper, changed, without, wrapped
+from hpcfl.base.config import ConfigBase
+from hpcfl.base.device_copy import on_device
+from hpcfl.base.errors import UsageError
+from hpcfl.base.lazy import Tensor, torch
+from hpcfl.base.rng import keyed
+
+RESIDUAL = "residual:"
+SPARSE = "top-k", "random-k"
+
+
+class Compression(ConfigBase):
+    """How much of what changes clients send, see `hpcfl.algorithms.compression`; in simulated time."""
+
+    compress: Literal["none", "top-k", "random-k", "qsgd", "bf16"] = "none"
+    """``none``: all of it. ``top-k``: of each tensor the largest numbers. ``random-k``: some that are drawn. ``qsgd``:
+    all on a grid of few levels, drawn so that it is unbiased. ``bf16``: all in bfloat16."""
+    share: float = Field(0.01, gt=0, le=1)
+    """Share of each tensor's numbers that ``top-k`` and ``random-k`` send, rounded up."""
+    levels: int = Field(15, ge=1)
+    """s, levels of ``qsgd`` beside 0: with 15 of them and a sign a number takes five bits."""
+    feedback: bool = True
+    """Keep what was left out, and add it to what is sent next. Without it ``random-k`` and ``qsgd`` are unbiased."""
+    only_for: ClassVar[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+        "share": ("compress", SPARSE),
+        "levels": ("compress", ("qsgd",)),
+        "feedback": ("compress", (*SPARSE, "qsgd", "bf16")),
+    }
+
+    def check(self, algorithm: Algorithm, clock: str, correct: str) -> None:
+        """Raise UsageError where keys have no meaning, or changes do not travel or must travel as they are."""
+        self.check_only_for("message.", "compress", {key: words for key, (_, words) in self.only_for.items()})
+        if self.compress == "none":
+            return
+        what, name = f"message.compress = '{self.compress}'", f"algorithm.name = '{algorithm.name}'"
+        if clock != "simulated":
+            raise UsageError(f"{what} is of simulated time: expected clock = 'simulated', got '{clock}'")
+        if correct == "remembered" or algorithm.keeps_sent:
+            by = "weighting.correct = 'remembered'" if correct == "remembered" else name
+            raise UsageError(f"{what}: with {by} clients keep what they have sent, which must arrive as it is")
+        if algorithm.needs_rounds or algorithm.own_step or not algorithm.shares_model or algorithm.clients_done(2):
+            raise UsageError(f"{what}: {name} does more than to send changes of a model: expected 'none'")
+        if algorithm.moves_parts:
+            raise UsageError(f"{what}: {name} sends other parts of the model in each round: expected 'none'")
+
+    def bytes(self, numbers: int, each: int) -> int:
+        """Return how many bytes a tensor of so many numbers of `each` so many bytes takes."""
+        if self.compress in SPARSE:
+            return self.kept(numbers) * (each + (4 if self.compress == "top-k" else 0))
+        if self.compress == "qsgd":
+            return each + ceil(numbers * (1 + ceil(log2(self.levels + 1))) / 8)
+        return 2 * numbers if self.compress == "bf16" else each * numbers
+
+    def kept(self, numbers: int) -> int:
+        """Return k."""
+        return ceil(self.share * numbers * (1 - 1e-12))
+
+    def compressed(self, value: Tensor, rngs: list[np.random.Generator]) -> Tensor:
+        """Return C of each row ``[c, n]``; a generator for each draws."""
+        size = value.shape[1]
+        if self.compress == "bf16":
+            return value.to(torch.bfloat16).to(value.dtype)
+        if self.compress == "qsgd":
+            norm = torch.linalg.vector_norm(value, dim=1, keepdim=True)
+            level = self.levels * value.abs() / norm.clamp(min=torch.finfo(value.dtype).tiny)
+            u = torch.from_numpy(np.stack([rng.random(size) for rng in rngs])).to(value.dtype)
+            up = on_device(u, value.device) < level - level.floor()
+            found: Tensor = norm * value.sign() * (level.floor() + up) / self.levels
+            return found
+        k = self.kept(size)
+        if self.compress == "top-k":
+            places = value.abs().topk(k, dim=1).indices
+        else:
+            drawn = np.stack([rng.choice(size, k, replace=False) for rng in rngs])
+            places = on_device(torch.from_numpy(drawn), value.device)
+        scale = size / k if self.compress == "random-k" and not self.feedback else 1.0
+        return torch.zeros_like(value).scatter_(1, places, scale * value.gather(1, places))
+
+
+def with_compression(algorithm: Algorithm, task: Task, rule: Compression) -> Algorithm:
+    """Return the method whose clients send compressed changes."""
+    if rule.compress == "none":
+        return algorithm
+    shared = algorithm.init_server(task)
+    names = frozenset(name for layer in algorithm.layers(task) for name in layer if name in shared)
+    return wrapped(algorithm, _Compressed, compression=rule, compressed_names=names - algorithm.personal(task))
+
+
+class _Compressed(Wrapper):
+    """What clients keep for it is none of the method's affair."""
+
+    compression: Compression
+    compressed_names: frozenset[str]
+
+    def layout(self, task: Task) -> Layout:
+        groups = []
+        for group in super().layout(task):
+            coded = {name: replace(block, code=self.compression) for name, block in group.items() if self._is(name)}
+            groups.append({**group, **coded})
+        return tuple(groups)
+
+    def _is(self, name: str) -> bool:
+        return name in self.compressed_names
+
+    def init_client(self, task: Task, client: int) -> State:
+        kept = super().init_client(task, client)
+        if not self.compression.feedback:
+            return kept
+        like = {name: block for group in super().layout(task) for name, block in group.items()}
+        return kept | {
+            RESIDUAL + name: torch.zeros(like[name].shape, dtype=like[name].dtype, device=task.device)
+            for name in sorted(self.compressed_names)
+        }
+
+    def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
+        rngs = [keyed(task.seed, "compress", visits.round, int(each), visits.number) for each in visits.clients]
+        kept = {name: value for name, value in personal.items() if name.startswith(RESIDUAL)}
+
+        def sent(name: str, value: Tensor) -> Tensor:
+            part, count = tuple(map(slice, value.shape)), len(value)  # of who holds a part, and of the first clients
+            residual = RESIDUAL + name
+            whole = value + kept[residual][part] if residual in kept else value
+            found = self.compression.compressed(whole.reshape(count, -1), rngs[:count]).view(value.shape)
+            if residual in kept:
+                kept[residual] = kept[residual].clone()
+                kept[residual][part] = whole - found
+            return found
+
+        after = yield from changed(
+            super().client(task, shared, without(personal, kept), visits),
+            lambda message: {
+                name: (sent(name, value) if self._is(name) and len(value) else value, weight)
+                for name, (value, weight) in message.items()
+            },
+        )
+        return {**after, **kept}
+
+    def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
+        return super().model(task, shared, _theirs(personal), visits)
+
+    def between(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
+        return super().between(task, shared, _theirs(personal), visits)
+
+
+def _theirs(personal: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in personal.items() if not name.startswith(RESIDUAL)}
