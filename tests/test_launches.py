@@ -70,8 +70,6 @@ def test_on_ranks(mpi: str, ranks: int, common: Path, tmp_path: Path) -> None:
     modules = [str(path) for path in MODULES if path.stem in taken]
     (common / "singles").mkdir(exist_ok=True)
     found = {RESULTS: str(tmp_path), SINGLES: str(common / "singles")}
-    if seed := os.environ.get("HPCFL_DRAWN"):  # each launch draws its own
-        found["HPCFL_DRAWN"] = f"{seed} {mpi} {ranks}"
     ended = job(mpi, ranks, [*command, *modules], LIMIT, found)
     assert ended.code == 0, ended.out[-6000:] + ended.err[-3000:]
     results = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
