@@ -81,8 +81,12 @@ NO_OPS: dict[str, tuple[str, Callable[[dict[str, str]], bool]]] = {
         lambda at: at["partial"] == "discard" and at["method"] != "salf",
     ),
     "no end": (
-        "where only the next arrival ends a round, SALF's visits are never cut short, and discarding is of rejections",
-        lambda at: at["partial"] == "discard" and at["close"] == "single",
+        "where only the last visit or the next arrival ends a round, none is cut short: discarding is of rejections",
+        lambda at: at["partial"] == "discard" and at["close"] in ("all", "single"),
+    ),
+    "heads first": (
+        "FedRep's heads learn first: what the first four leave undone here has not come to what is shared",
+        lambda at: at["method"] == "fedrep" and at["partial"] == "steps" and at["close"] == "first",
     ),
     "layers alone": (
         "SALF's layers count one by one anyway",
