@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.launcher import ROOT
 from helpers.toys import Arriving, Rounds, W, full_batch, mlp_task, plain, planned, quadratics, read
 from hpcfl.algorithms import Algorithm
 from hpcfl.algorithms.fedasync import FedAsync
@@ -223,6 +225,27 @@ def test_ringleader_takes_a_step_for_each_client_once_all_are_there(
     method = Ringleader(batch=0, lr=rate)
     toy = Arriving(method, quadratics(centres, start=start), seconds, buffer=1, dispatch="reporter")
     reached(toy.path(len(wanted)), *wanted)
+
+
+RECORDED = json.loads((ROOT / "tests" / "judges" / "recorded" / "asynchronous.json").read_text(encoding="utf-8"))[
+    "runs"
+]
+"""What code of Ringleader's authors reached, with how it was made."""
+
+
+@pytest.mark.parametrize("run", RECORDED, ids=["three", "four"])
+def test_ringleader_and_delay_adaptive_steps_are_what_code_of_authors_does(run: dict[str, Any]) -> None:
+    """Ringleader's at the end of each of 6 cycles, and the others at each of 40 arrivals."""
+    task, rules = quadratics(run["centres"], start=run["start"]), {"buffer": 1, "dispatch": "reporter"}
+    toy = Arriving(Ringleader(batch=0, lr=run["gamma"]), task, run["seconds"], **rules)
+    found = dict(toy.path(200))
+    for when, reached_then in run["ringleader"]:
+        at = min(found, key=lambda time: abs(time - when))
+        assert at == pytest.approx(when, abs=1e-9)
+        assert found[at] == pytest.approx(reached_then, abs=1e-12)
+    task = quadratics(run["centres"], start=run["start"])
+    toy = Arriving(Ringmaster(batch=0, lr=run["gamma"]), task, run["seconds"], Staleness(weight="adaptive"), **rules)
+    np.testing.assert_allclose(toy.path(40), run["delay_adaptive"], rtol=0, atol=1e-9)
 
 
 def test_ringleader_of_one_client_is_sgd() -> None:

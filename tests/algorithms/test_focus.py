@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 import pytest
 
+from helpers.launcher import ROOT
 from helpers.toys import Rounds, W, planned, quadratics
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.focus import Focus
@@ -58,6 +60,16 @@ def test_it_finds_the_optimum_whoever_comes_how_often() -> None:
         off["fedavg"].append(float(np.median([abs(w - 2) for w, _ in path(plain, [0.0, 4.0], 1.0, there)[100:]])))
     assert max(off["focus"]) < 1e-6
     assert 1.3 < np.median(off["fedavg"]) < 1.7
+
+
+def test_it_is_what_its_authors_code_does() -> None:
+    """What that reached is in the file, with how it was made."""
+    recorded = json.loads((ROOT / "tests" / "judges" / "recorded" / "focus.json").read_text(encoding="utf-8"))
+    assert len(recorded["runs"]) == 2
+    for run in recorded["runs"]:
+        there = [np.flatnonzero(row).tolist() for row in run["there"]]
+        found = path(Focus(lr=run["lr"], steps=run["steps"], batch=1), run["centres"], run["start"], there)
+        np.testing.assert_allclose(found, run["reached"], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(
