@@ -68,7 +68,9 @@ class Compression(ConfigBase):
             raise UsageError(f"{what} is of simulated time: expected clock = 'simulated', got '{clock}'")
         if correct == "remembered" or algorithm.keeps_sent:
             by = "weighting.correct = 'remembered'" if correct == "remembered" else name
-            raise UsageError(f"{what}: with {by} clients keep what they have sent, which must arrive as it is")
+            raise UsageError(
+                f"{what}: with {by} clients keep what they have sent, which must arrive as it is: expected 'none'"
+            )
         if algorithm.needs_rounds or algorithm.own_step or not algorithm.shares_model or algorithm.clients_done(2):
             raise UsageError(f"{what}: {name} does more than to send changes of a model: expected 'none'")
         if algorithm.moves_parts:

@@ -158,7 +158,7 @@ def _rounds(job: Job, ranks: int) -> Facts:
     if isnan(plans[0].miss_probability[0]):
         known = "chances to reach them in time are not known"
     yield "layers", f"{plans[0].layers}" + ("" if at_work else f"; {known}")
-    if (steps := plans[0].step_chances) is not None:
+    if (steps := plans[0].step_chances) is not None and steps[steps > 0].min(initial=1.0) < 1:
         yield "steps", f"the last of a visit's counts up to {1 / steps[steps > 0].min():.3g} times, one over its chance"
     seconds, repeats = (sum(each) / len(plans) for each in zip(*((plan.duration, plan.repeats) for plan in plans)))
     attempts = f", {repeats:.3g} void attempts included" if repeats else ""

@@ -262,7 +262,7 @@ class Config(ConfigBase):
         if self.weighting.correct == "remembered":
             kept_by = "weighting.correct = 'remembered'"
         without = "" if self.algorithm.shares_model else f"algorithm.name = '{self.algorithm.name}'"
-        self.staleness.check(how[0], kept_by, without)
+        self.staleness.check(how[0], self.clients, kept_by, without)
         if self.algorithm.needs_all and self.model.train != EVERYTHING:
             key = f"model.train: algorithm.name = '{self.algorithm.name}' {self.algorithm.needs_all}"
             raise refusal(key, "all to be trained", self.model.train, EVERYTHING)

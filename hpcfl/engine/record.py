@@ -107,7 +107,7 @@ STEPS = Column("steps", ("client",), "int64", "local steps of the client that co
 def columns(job: Job) -> list[Column]:
     """All columns of a run; UsageError where a metric has the name of another one."""
     found = [*COLUMNS, *(ORACLE if job.config.oracle.record else ())]
-    found += [STEPS] if job.config.participation.by_steps else []
+    found += [STEPS] if job.config.participation.by_steps or job.config.participation.work == "speed" else []
     if job.config.rules.by_arrivals:
         found += ARRIVALS + ([ARRIVAL_STEPS] if job.config.participation.by_steps else [])
     found += [Column(name, (), "float64", text) for name, text in job.algorithm.metric_columns.items()]
@@ -397,6 +397,9 @@ class Recorder:
         if self.job.config.participation.by_steps:
             counted = np.zeros_like(plan.depth) if plan.steps is None else np.where(plan.counted, plan.steps, 0)
             row["steps"] = self._by_client(plan, counted, -1)
+        elif self.job.config.participation.work == "speed":
+            whole = self.job.planner.visit_steps[0][plan.cohort]
+            row["steps"] = self._by_client(plan, np.where(plan.counted, whole, 0), -1)
         return row | {
             "cohort": np.isin(np.arange(self.job.config.clients), plan.at_work),
             "arrived": self._by_client(plan, np.isin(plan.cohort, plan.cohort[plan.counted]), 0),

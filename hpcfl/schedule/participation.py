@@ -349,7 +349,7 @@ class Staleness(ConfigBase):
         "b": ("hinge", "adaptive"),
     }
 
-    def check(self, participation: Participation, kept_by: str = "", without: str = "") -> None:
+    def check(self, participation: Participation, clients: int, kept_by: str = "", without: str = "") -> None:
         """Raise UsageError where a key has no meaning; `kept_by`: what lets clients keep what they have sent.
 
         `without`: the method, where it shares nothing.
@@ -368,6 +368,12 @@ class Staleness(ConfigBase):
                 why = f"with {kept_by} clients keep what they have sent, which must count as a whole"
                 raise UsageError(f"{choice} = '{self.weight}': {why}: expected 'constant'")
         self.check_only_for("staleness.", "weight", self.falling)
+        oldest = participation.max_staleness
+        if oldest is not None and self.weight in ("adaptive", "hinge"):
+            factors = self.factors(np.array([oldest]), participation.at_work(clients))
+            if factors[0] == 1:
+                beside = f"participation.max_staleness = {oldest}: nothing that old counts less than 1"
+                raise no_meaning(choice, self.weight, beside)
 
     def factors(self, staleness: Ints, at_work: int) -> Floats:
         """Return s of each staleness, where so many are `at_work` at any time, float64 [n]."""

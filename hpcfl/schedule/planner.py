@@ -428,9 +428,14 @@ def check(
         if speed.per != "step" or speed.replays:
             why = "which is worth it where a visit's seconds grow with its steps"
             raise UsageError(f"participation.work = 'speed', {why}: expected speed.per = 'step', and seconds by a law")
+        if not np.ptp(speed.paces(0, clients)):
+            raise no_meaning("participation.work", "speed", "a [speed] by which all are expected to be equally fast")
     if participation.partial == "layers" and not (algorithm.layerwise or algorithm.splits_last):
         why = "does not send its layers one by one (fedavg does with algorithm.epochs = 0, steps above 0 and sgd)"
-        raise UsageError(f"{partial}: {method} {why}: {expected}")
+        steps = (
+            "expected 'auto', 'steps' or 'discard'; did you mean 'steps'?" if algorithm.visit_steps(1)[1] else expected
+        )
+        raise UsageError(f"{partial}: {method} {why}: {steps}")
     participation.check_only_for("participation.", "partial", {"snapshot": "steps"})
     if participation.snapshot and not algorithm.snapshots:
         raise no_meaning("participation.snapshot", participation.snapshot, f"{method}, which learns in several phases")

@@ -184,6 +184,14 @@ def test_a_grace_needs_a_buffer() -> None:
         rules.check(3)
 
 
+@pytest.mark.parametrize(("law", "oldest"), [("adaptive", 7), ("hinge", 4)])
+def test_a_law_by_which_nothing_counts_less_is_refused(law: str, oldest: int) -> None:
+    rules = Participation(close="arrivals", buffer=1, max_staleness=oldest)
+    with pytest.raises(UsageError, match=f"staleness.weight = '{law}' has no meaning with .*: nothing that old counts"):
+        Staleness(weight=law).check(rules, 7)
+    Staleness(weight=law).check(rules.model_copy(update={"max_staleness": oldest + 1}), 7)
+
+
 # ---- Ringleader
 
 

@@ -175,6 +175,7 @@ def test_steps_by_speed(tmp_path: Path, chunk: int) -> None:
     judge(
         found, found.who(), {"batches": lambda round_, client: world.batches(round_, client, steps=6)[: steps[client]]}
     )
+    world.equal(found.rows["steps"], np.where(found.rows["cohort"], steps, -1))
     taken = np.where(found.rows["cohort"], paces * steps, np.nan)
     world.equal(found.rows["visit_seconds"], taken)
 
