@@ -59,7 +59,7 @@ AXES: dict[str, dict[str, dict[str, Any]]] = {
     "message": {
         "none": {},
         "top-k": {"message": {"compress": "top-k", "share": 0.2}},
-        "qsgd": {"message": {"compress": "qsgd", "feedback": False}},
+        "qsgd": {"message": {"compress": "qsgd"}},
         "bf16": {"message": {"compress": "bf16"}},
     },
 }
@@ -68,33 +68,35 @@ PLAIN = {axis: next(iter(values)) for axis, values in AXES.items() if axis != "m
 SPEED = {"model": "gamma", "mean": 1.0, "between": 0.3, "within": 0.9}
 MORE: dict[str, dict[str, Any]] = {  # what methods need so that visits can be cut short, and to be small
     "fedavg": {"epochs": 0, "steps": 3},
-    "lg_fedavg": {"epochs": 0, "steps": 3, "personal_layers": 1},
+    "lg_fedavg": {"epochs": 0, "steps": 3, "shared_layers": 2},
     "heterofl": {"mask_labels": False},
     "fedrolex": {"mask_labels": False},
     "hf_maml": {"steps": 4},
     "salf": {"missing": "none"},
     "flic": {},
 }
-NO_OPS: dict[str, tuple[str, Callable[[dict[str, str]], bool]]] = {
+NO_OPS: dict[str, tuple[str, Callable[[str, dict[str, str]], bool]]] = {
     "whole visits": (
         "a method that sends nothing layer by layer discards what is not whole anyway",
-        lambda at: at["partial"] == "discard" and at["method"] != "salf",
+        lambda axis, at: axis == "partial" and at["partial"] == "discard" and at["method"] != "salf",
     ),
     "no end": (
         "where only the last visit or the next arrival ends a round, none is cut short: discarding is of rejections",
-        lambda at: at["partial"] == "discard" and at["close"] in ("all", "single"),
+        lambda axis, at: axis == "partial" and at["partial"] == "discard" and at["close"] in ("all", "single"),
     ),
     "heads first": (
         "FedRep's heads learn first: what the first four leave undone here has not come to what is shared",
-        lambda at: at["method"] == "fedrep" and at["partial"] == "steps" and at["close"] == "first",
+        lambda axis, at: (
+            axis == "partial" and at["method"] == "fedrep" and at["partial"] == "steps" and at["close"] == "first"
+        ),
     ),
     "layers alone": (
         "SALF's layers count one by one anyway",
-        lambda at: at["partial"] == "layers" and at["method"] == "salf",
+        lambda axis, at: axis == "partial" and at["partial"] == "layers" and at["method"] == "salf",
     ),
     "local": (
         "clients that share nothing do not hear who else came",
-        lambda at: at["method"] in ("local", "fedhenn"),
+        lambda axis, at: at["method"] in ("local", "fedhenn"),
     ),
 }
 """Which axis at which value changes nothing, and why."""
@@ -120,6 +122,8 @@ class Grid:
             config.check_values()
         except UsageError as error:
             self.lines[point] = str(error)
+            if "unknown key" in str(error):
+                self.faults.append(f"{', '.join(point)}: {error}")
             if "\n" in str(error):
                 self.faults.append(f"{', '.join(point)}: more than one line: {error}")
             return None
@@ -143,7 +147,7 @@ class Grid:
             if ended is None or at[axis] == plain or axis == "close":
                 continue
             other = tuple(plain if name == axis else value for name, value in at.items())
-            if self.play(other) == ended and not any(idle(at) for _, idle in NO_OPS.values()):
+            if self.play(other) == ended and not any(idle(axis, at) for _, idle in NO_OPS.values()):
                 self.faults.append(f"{', '.join(point)}: {axis} = {at[axis]} changes nothing")
 
 
@@ -155,7 +159,7 @@ def table(point: Point) -> dict[str, Any]:
     }
     keys: dict[str, Any] = {
         **{"rounds": ROUNDS, "clients": len(world.SIZES), "seed": 5, "precision": "double", "batch_clients": 3},
-        **{"data": {"name": "judges.world:Unequal"}, "model": {"name": "mlp", "hidden": [4]}, "speed": SPEED},
+        **{"data": {"name": "judges.world:Unequal"}, "model": {"name": "mlp", "hidden": [5, 3]}, "speed": SPEED},
         **{"evaluate": {"every": ROUNDS + 1, "last": 1}, "participation": {}, "algorithm": {}},
         **own,
     }

@@ -78,7 +78,8 @@ def test_on_ranks(mpi: str, ranks: int, common: Path, tmp_path: Path) -> None:
     skipped = [name for name, outcome in outcomes.items() if outcome == "skipped" and "test_placement" in name]
     assert len(skipped) <= (1 if ranks == 1 else 0), skipped  # one test needs two ranks
     assert set(outcomes.values()) <= {"passed", "skipped"}
-    assert sum(outcome == "passed" for outcome in outcomes.values()) >= 15
+    least = 5 if os.environ.get("HPCFL_DRAWN") else 15
+    assert sum(outcome == "passed" for outcome in outcomes.values()) >= least
     assert results[0]["facts"] == first(common / "facts.json", results[0]["facts"], tmp_path / "facts.json") != {}
 
 

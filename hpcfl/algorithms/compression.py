@@ -14,7 +14,8 @@ v has n numbers of b bytes each, k = ⌈share · n⌉. What is sent is C(v), and
 
 With `feedback` a client keeps what was left out, e ← v − C(v), and adds it to what it sends next, v = Δ + e (Seide et
 al., 2014; Karimireddy et al., ICML 2019): nothing is lost but delayed. A visit that did not count leaves e. Without it
-``random-k`` counts n/k times, so that it is unbiased, as ``qsgd`` is. Draws belong to the seed, the round and the
+``random-k`` counts n/k times, so that it is unbiased. ``qsgd`` is unbiased, and has no feedback: of large tensors what
+it leaves out is larger than v, so that e would grow for ever. Draws belong to the seed, the round and the
 client: they are the same on any ranks, and in whatever order clients are computed.
 """
 
@@ -50,12 +51,13 @@ class Compression(ConfigBase):
     """Share of each tensor's numbers that ``top-k`` and ``random-k`` send, rounded up."""
     levels: int = Field(15, ge=1)
     """s, levels of ``qsgd`` beside 0: with 15 of them and a sign a number takes five bits."""
-    feedback: bool = True
-    """Keep what was left out, and add it to what is sent next. Without it ``random-k`` and ``qsgd`` are unbiased."""
+    feedback: bool | None = None
+    """Keep what was left out, and add it to what is sent next: by default so, but with ``qsgd``, which has nothing that
+    would shrink. Without it ``random-k`` and ``qsgd`` are unbiased."""
     only_for: ClassVar[Mapping[str, tuple[str, tuple[str, ...]]]] = {
         "share": ("compress", SPARSE),
         "levels": ("compress", ("qsgd",)),
-        "feedback": ("compress", (*SPARSE, "qsgd", "bf16")),
+        "feedback": ("compress", (*SPARSE, "bf16")),
     }
 
     def check(self, algorithm: Algorithm, clock: str, correct: str) -> None:
@@ -75,6 +77,11 @@ class Compression(ConfigBase):
             raise UsageError(f"{what}: {name} does more than to send changes of a model: expected 'none'")
         if algorithm.moves_parts:
             raise UsageError(f"{what}: {name} sends other parts of the model in each round: expected 'none'")
+
+    @property
+    def remembers(self) -> bool:
+        """Whether clients keep what was left out."""
+        return self.compress != "qsgd" and self.feedback is not False
 
     def bytes(self, numbers: int, each: int) -> int:
         """Return how many bytes a tensor of so many numbers of `each` so many bytes takes."""
@@ -106,7 +113,7 @@ class Compression(ConfigBase):
         else:
             drawn = np.stack([rng.choice(size, k, replace=False) for rng in rngs])
             places = on_device(torch.from_numpy(drawn), value.device)
-        scale = size / k if self.compress == "random-k" and not self.feedback else 1.0
+        scale = size / k if self.compress == "random-k" and not self.remembers else 1.0
         return torch.zeros_like(value).scatter_(1, places, scale * value.gather(1, places))
 
 
@@ -137,7 +144,7 @@ class _Compressed(Wrapper):
 
     def init_client(self, task: Task, client: int) -> State:
         kept = super().init_client(task, client)
-        if not self.compression.feedback:
+        if not self.compression.remembers:
             return kept
         like = {name: block for group in super().layout(task) for name, block in group.items()}
         return kept | {

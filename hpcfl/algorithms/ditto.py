@@ -30,6 +30,10 @@ class Ditto(LocalSgd):
     def evaluates_shared(self) -> bool:
         return False
 
+    @property
+    def adapt_epochs(self) -> int:
+        return 0
+
     def init_client(self, task: Task, client: int) -> State:
         return task.initial()
 
@@ -42,7 +46,10 @@ class Ditto(LocalSgd):
 
         def steps(moments: State) -> Iterator[Batch]:
             for batch in task.batches(visits, self.batch, self.epochs, self.steps).padded():
+                buffers = {} if task.whole is None else task.whole.now(visits.clients)
                 optimiser.step(task, memory, memory, moments, batch, pulled)
+                if task.whole is not None:  # running statistics are the shared model's alone
+                    task.whole.begin(visits.clients.tolist(), buffers)
                 yield batch
 
         return optimiser.train(task, params, steps(optimiser.init(memory)))

@@ -12,9 +12,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from hpcfl.algorithms.base import Extras, Participation, ServerState, State, Sums, Task
+from hpcfl.algorithms.base import Extras, ServerState, State, Sums, Task
 from hpcfl.algorithms.fedavg import FedAvg
-from hpcfl.base.errors import refusal
 from hpcfl.base.lazy import Tensor, torch
 from hpcfl.learning.optim import zeros
 from hpcfl.learning.task import ClientBatch
@@ -25,6 +24,8 @@ class FedDyn(FedAvg):
 
     keeps_sent: ClassVar[bool] = True
     own_step: ClassVar[bool] = True
+    sums_kept: ClassVar[Literal["", "sum", "mean"]] = "mean"
+    needs_members: ClassVar[str] = "h is the mean over all"
     needs_rounds: ClassVar[str] = "what the server keeps must be the mean of what clients keep"
     name: Literal["feddyn"] = "feddyn"  # type: ignore[assignment]
     alpha: float = Field(0.01, gt=0)
@@ -34,21 +35,18 @@ class FedDyn(FedAvg):
     samples over its own (the authors' code)."""
     weights: Literal["uniform"] = "uniform"
     """Means over clients are plain ones."""
-
-    def check(self, participation: Participation, known: bool = True) -> None:
-        super().check(participation, known)
-        if participation.hold_out:
-            raise refusal("participation.hold_out", "0, since h is the mean over all", participation.hold_out, 0)
+    persist_optimizer: Literal[False] = False
+    """The optimiser's memory starts anew with each visit."""
 
     def init_client(self, task: Task, client: int) -> State:
         share = task.federation.train_sizes / task.federation.train_sizes.mean()
         alpha = self.alpha / (float(share[client]) if self.alpha_by == "samples" else 1.0)
-        return {"alpha": torch.tensor(alpha, dtype=task.dtype).to(task.device), **zeros(task.initial())}
+        return {"alpha:": torch.tensor(alpha, dtype=task.dtype).to(task.device), **zeros(task.initial())}
 
     def objective(self, params: State, batch: ClientBatch, shared: State, personal: State) -> Tensor:
         apart = {name: value - shared[name] for name, value in params.items()}
         bent = sum((params[name] * personal[name] + value.square() / 2).sum() for name, value in apart.items())
-        return batch.loss(params) + personal["alpha"] * bent
+        return batch.loss(params) + personal["alpha:"] * bent
 
     def after(self, params: State, shared: State, personal: State) -> State:
         return {**personal, **{name: personal[name] + value - shared[name] for name, value in params.items()}}

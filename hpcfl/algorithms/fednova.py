@@ -29,6 +29,7 @@ class FedNova(FedProx):
     """Averages what a step moves each client's model by, and takes as many of such steps as clients do on average."""
 
     means_alone: ClassVar[bool] = False
+    counts_steps: ClassVar[bool] = True
     name: Literal["fednova"] = "fednova"  # type: ignore[assignment]
     mu: float = Field(0.0, ge=0)
     """Strength μ of a proximal term; 0: none."""

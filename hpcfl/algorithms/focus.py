@@ -21,10 +21,11 @@ from hpcfl.sums.message import moved
 
 
 class Focus(Algorithm):
-    """Local steps along the sum of all clients' last gradients, as far as a client knows it."""
+    """Clients tell how their gradients have changed; the server steps along the sum of all clients' last ones."""
 
     keeps_sent: ClassVar[bool] = True
     own_step: ClassVar[bool] = True
+    sums_kept: ClassVar[Literal["", "sum", "mean"]] = "sum"
     name: Literal["focus"] = "focus"
     lr: float = Field(0.005, gt=0)
     """Step size η of clients and server, along a sum over clients."""

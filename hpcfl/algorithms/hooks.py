@@ -51,8 +51,12 @@ class Hooks(ConfigBase):
         Clients keep what they have sent, and the server must know the sum of it: nothing may count by its staleness.
     means_alone : bool
         The server needs nothing beside the means of changes: then visits may count so that clients count alike.
-    collects : bool
-        The server's step may leave the model as it is for a while, and only keep what has come.
+    sums_kept : str
+        The extras are the ``"sum"`` or the ``"mean"`` of what all clients keep by the same names; empty: neither.
+    needs_members : str
+        Why no client may be held out, after "since"; empty where some may be.
+    counts_steps : bool
+        The server needs to know how many steps whole visits take.
     own_step : bool
         The server's step gives what is shared a property that the step of a server optimiser would not keep.
     """
@@ -68,7 +72,9 @@ class Hooks(ConfigBase):
     steps_alone: ClassVar[bool] = False
     keeps_sent: ClassVar[bool] = False
     means_alone: ClassVar[bool] = True
-    collects: ClassVar[bool] = False
+    sums_kept: ClassVar[Literal["", "sum", "mean"]] = ""
+    needs_members: ClassVar[str] = ""
+    counts_steps: ClassVar[bool] = False
     own_step: ClassVar[bool] = False
 
     # ---- state
@@ -87,9 +93,20 @@ class Hooks(ConfigBase):
     def recalled(self, task: Task, extras: Extras, personal: Recalled) -> Extras:
         """Return the extras with which a run goes on where some clients' personal state is of before their last visits.
 
-        So it is where a rank did not answer in time when a checkpoint was written, in real time. By default as saved.
+        So it is where a rank did not answer in time when a checkpoint was written, in real time. By default as saved,
+        or the `sums_kept` formed anew.
         """
-        return extras
+        if not self.sums_kept:
+            return extras
+        whole = {name: 0.0 * value for name, value in extras.items()}
+        for _, own in personal():
+            whole = {name: value + own[name] for name, value in whole.items()}
+        share = 1.0 if self.sums_kept == "sum" else 1.0 / task.federation.clients
+        return {name: share * value for name, value in whole.items()}
+
+    def collects(self, before: Extras, after: Extras) -> bool:
+        """Return whether a step that left the model as it is has brought the method forward: by default it has not."""
+        return False
 
     def shares_any(self, model: Model) -> bool:
         """Return whether some of the model's tensors are shared, so that a server optimiser could step along them."""

@@ -422,8 +422,8 @@ def check_plain(method: LocalSgd, *keys: str) -> None:
 
 def check_alone(name: str, participation: Participation, what: str = "visit") -> None:
     """Raise UsageError where the server does not take a step with each visit that arrives."""
-    for key, good in (("close", "arrivals"), ("buffer", 1)):
-        if (value := getattr(participation, key)) != good:
+    for key, good in (("close", "arrivals"), ("buffer", 1), ("grace", 0.0)):
+        if (value := getattr(participation, key) or 0.0) != good:
             why = f"with algorithm.name = '{name}', whose server takes a step with each {what}"
             raise refusal(f"participation.{key}", f"{good!r} {why}", value, good)
 

@@ -28,22 +28,25 @@ NOW, NEXT = "now:", "next:"  # tables of this cycle and the next one, [clients, 
 class Ringleader(Ringmaster):
     """Asynchronous SGD: steps along the mean over clients of the means of each one's gradients, in two phases."""
 
-    collects: ClassVar[bool] = True
     own_step: ClassVar[bool] = True
     keeps_sent: ClassVar[bool] = True
+    needs_members: ClassVar[str] = "a cycle needs all clients"
     name: Literal["ringleader"] = "ringleader"  # type: ignore[assignment]
     decay: float = Field(0.0, ge=0, le=0)
     """Gradients of different steps are added, whose sizes must be alike."""
 
     def check(self, participation: Participation, known: bool = True) -> None:
         super().check(participation, known)
-        for key, good in (("concurrency", None), ("max_staleness", None), ("hold_out", 0)):
+        for key, good in (("concurrency", None), ("max_staleness", None), ("max_seconds", None)):
             if (value := getattr(participation, key)) != good:
                 why = f"not to be set with algorithm.name = '{self.name}', which needs all clients"
                 raise refusal(f"participation.{key}", why, value)
 
     def mean_weights(self) -> By:
         raise UsageError(f"weighting.correct: algorithm.name = '{self.name}' lets clients count alike: expected 'none'")
+
+    def collects(self, before: Extras, after: Extras) -> bool:
+        return bool((after[NOW + COUNT] > 0).sum() > (before[NOW + COUNT] > 0).sum())
 
     def init_extras(self, task: Task) -> Extras:
         model, clients = task.initial(), task.federation.clients
@@ -56,9 +59,10 @@ class Ringleader(Ringmaster):
         if not sums.weight("loss"):  # a deadline has ended the round, or the gradient was rejected
             return state
         assert sums.arrived is not None
-        kept: State = {name: value.clone() for name, value in state.extras.items()}
+        kept: State = dict(state.extras)
         client, shared = int(sums.arrived.clients[0]), dict(state.shared)
         table = NEXT if kept[DONE][client] else NOW
+        kept |= {table + name: kept[table + name].clone() for name in (*shared, COUNT)} | {DONE: kept[DONE].clone()}
         kept[table + COUNT][client] += 1
         for name in shared:
             kept[table + name][client] += sums.mean(name).to(kept[table + name])

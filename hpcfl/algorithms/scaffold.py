@@ -14,7 +14,6 @@ from typing import ClassVar, Literal
 from hpcfl.algorithms.base import Block, By, Client, Layout, Participation, State, Sums, Task, Visits
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.local_sgd import check_plain
-from hpcfl.base.errors import refusal
 from hpcfl.base.lazy import Tensor, torch
 from hpcfl.learning.batches import Weighed
 from hpcfl.learning.optim import Shifted, factors, zeros
@@ -29,14 +28,13 @@ class Scaffold(FedAvg):
     name: Literal["scaffold"] = "scaffold"  # type: ignore[assignment]
     keeps_sent: ClassVar[bool] = True
     means_alone: ClassVar[bool] = False
+    needs_members: ClassVar[str] = "c is the mean over all"
     weights: Literal["samples", "uniform"] = "uniform"
     """Weight of a client's model in the mean. ``uniform``: 1, as in the paper. ``samples``: its training samples."""
 
     def check(self, participation: Participation, known: bool = True) -> None:
         super().check(participation, known)
         check_plain(self, "optimizer", "momentum", "persist_optimizer", "weight_decay")
-        if participation.hold_out:
-            raise refusal("participation.hold_out", "0, since c is the mean over all", participation.hold_out, 0)
 
     def init_server(self, task: Task) -> State:
         model = super().init_server(task)

@@ -122,9 +122,9 @@ class ServerOptimizer(ConfigBase):
         return self.tau**2 if self.adaptive else 0.0 if self.optimizer == DELAYED else None
 
     def stepped(
-        self, change: Tensor, first: Tensor, second: Tensor | None, number: int = 1
+        self, change: Tensor, first: Tensor, second: Tensor | None, ends: bool = False
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the step and the new moments of one tensor in step `number`, from 1 on.
+        """Return the step and the new moments of one tensor, where a cycle `ends` with it or does not.
 
         All are float64, `second` None where it is not kept.
         """
@@ -132,7 +132,7 @@ class ServerOptimizer(ConfigBase):
         if self.optimizer == DELAYED:
             assert second is not None
             second, share = second + change, self.share
-            if number % self.cycle == 0:
+            if ends:
                 first, second = beta * first + second / self.cycle, torch.zeros_like(second)
                 share = 1 - self.share * (self.cycle - 1)
             return self.rate * (change / self.cycle + share * beta * first), first, second
@@ -180,19 +180,23 @@ class _Stepping(Wrapper):
         after = super().step(task, replace(state, extras=without(state.extras, moments)), sums)
         shared = dict(after.shared)
         names = [each.removeprefix(M) for each in moments if each.startswith(M)]
+        ends = False
         if TAKEN in moments:
-            moments[TAKEN] += float(any(name in sums and sums.weight(name) for name in names))
-        number = int(moments.get(TAKEN, 1))
+            came = any(name in sums and sums.weight(name) for name in names)
+            moments[TAKEN] += float(came)
+            ends = came and moments[TAKEN] % self.optimizer_of_server.cycle == 0
         for name in names:
             before, proposed, m, v = state.shared[name], after.shared[name], moments[M + name], moments.get(V + name)
             change, wide = proposed.double() - before.double(), None if v is None else v.double()
-            step, first, second = self.optimizer_of_server.stepped(change, m.double(), wide, number)
+            step, first, second = self.optimizer_of_server.stepped(change, m.double(), wide, ends)
             idle = proposed == before
             stays: Tensor | None = idle  # which coordinates nobody has sent and the method leaves as they were
             if name in sums and sums.weight(name):
                 holders = sums.holders(name)
                 stays = None if holders is None else on_device(holders == 0, before.device) & idle
             shared[name] = _unless(stays, before, moved(before, step))
+            if ends and stays is not None and v is not None:  # what came of it before in this cycle still counts
+                stays = stays & (v == 0)
             moments[M + name] = _unless(stays, m, first.to(m))
             if v is not None and second is not None:
                 moments[V + name] = _unless(stays, v, second.to(v))

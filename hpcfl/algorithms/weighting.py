@@ -99,7 +99,7 @@ class Weighting(ConfigBase):
         needs, instead = f"{key} = 'known' needs the chance to arrive", f"did you mean {key} = 'estimated'"
         if self.correct == "known" and participation.close != "deadline":
             raise UsageError(f"{needs}, which is not known for {close}; {instead}, or close = 'deadline'?")
-        if self.correct != "none" and participation.work == "speed" and not algorithm.means_alone:
+        if self.correct != "none" and participation.work == "speed" and algorithm.counts_steps:
             why = f"algorithm.name = '{algorithm.name}' counts steps, which must not depend on the client's speed"
             raise UsageError(f"{key} = '{self.correct}': {why}: expected participation.work = 'alike'")
         if self.correct == "known" and not known:

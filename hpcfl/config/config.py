@@ -344,6 +344,8 @@ class Config(ConfigBase):
             why = "in simulated time a dead rank ends the job: expected clock = 'wall'"
         elif self.weighting.correct == "remembered":
             why = "with weighting.correct = 'remembered' the server's mean knows of later visits than a checkpoint"
+        elif self.algorithm.sums_kept:
+            why = f"algorithm.name = '{self.algorithm.name}': the server's sum knows of later visits than a checkpoint"
         if why and self.lost_clients == "rehost":
             raise UsageError(f"lost_clients = 'rehost': {why}; did you mean lost_clients = 'drop'?")
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcfl.algorithms import algorithm_class, algorithms
+from hpcfl.algorithms.compression import Compression
 from hpcfl.algorithms.server_optimizer import ServerOptimizer
 from hpcfl.base.config import DEPTH, ConfigBase, check_plain
 from hpcfl.base.digests import is_file
@@ -252,7 +253,11 @@ def _without_meaning(section: str, before: Table, now: Table, rest: list[str]) -
         if lost := [key for key in rest if key not in fields]:
             yield lost, f"{section}.{pick.by} = '{name}' does not have"
     rules: Mapping[str, Mapping[str, tuple[str, Any]]]
-    rules = {"participation": Participation.only_for, "server": ServerOptimizer.only_for}
+    rules = {
+        "participation": Participation.only_for,
+        "server": ServerOptimizer.only_for,
+        "message": Compression.only_for,
+    }
     if section == "data" and isinstance(name := now.get("name"), str):
         rules = {"data": source_class(name).only_for}
     for key, (choice, given) in rules.get(section, {}).items():

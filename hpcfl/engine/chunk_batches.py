@@ -188,10 +188,10 @@ class Bundles:
     def _joined(self, bundle: Sequence[Part]) -> Part:
         """Return all visits of a bundle as if they were those of one chunk; what they begin with is copied."""
         each = [part.visits for part in bundle]
-        steps = [visits.steps for visits in each if visits.steps is not None]
-        names = "clients", "depth", "samples", "arrival"
-        joined: dict[str, Any] = {name: np.concatenate([getattr(visits, name) for visits in each]) for name in names}
-        visits = replace(each[0], **joined, steps=np.concatenate(steps) if steps else None)
+        names = "clients", "depth", "samples", "arrival", "steps", "step_chances"
+        there = [name for name in names if getattr(each[0], name) is not None]
+        joined: dict[str, Any] = {name: np.concatenate([getattr(visits, name) for visits in each]) for name in there}
+        visits = replace(each[0], **joined)
         personal = {name: torch.cat([part.personal[name] for part in bundle]) for name in bundle[0].personal}
         return Part(bundle[0].chunk, personal, visits)
 

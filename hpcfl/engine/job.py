@@ -246,7 +246,8 @@ class Job:
             if isinstance(config.speed, Counterfactual) and not config.speed.simulated:
                 table = config.speed.tape.algorithm
                 method = algorithm_class(table["name"]).from_table(table, "algorithm")
-                steps /= _steps(replace(planner, algorithm=method))
+                then = config.speed.tape.config
+                steps /= _steps(replace(planner, algorithm=method, speed=then.speed, participation=then.participation))
         given = config.speed, config.queue.times, config.link, config.seed
         return VisitTimes(*given, steps, np.array(down)[parts], up[parts])
 
@@ -331,7 +332,7 @@ class Job:
         depth = plan.depth[rows] if closed is None else np.ones(len(rows), dtype=np.int64)
         sizes = self.task.federation.train_sizes[clients]
         steps = None if plan.steps is None else plan.steps[rows]
-        if (closed is not None and steps is not None) or (steps is None and self.planner.participation.work == "speed"):
+        if (closed is not None and steps is not None) or (steps is None and self.planner.rules.work == "speed"):
             steps = self.planner.visit_steps[0][clients]
         chances = None if plan.step_chances is None else plan.step_chances[rows]
         known = plan.arrival[rows], closed, steps

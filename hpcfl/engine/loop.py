@@ -88,7 +88,7 @@ def figures(now: Progress, record: Record, plan: Plan) -> dict[str, float]:
 
 def step(job: Job, now: Progress, record: Record, plan: Plan) -> None:
     """Take the server's step at the end of round ``now.round``, and note what is known of it."""
-    before, sums = now.shared, record.sums
+    before, kept, sums = now.shared, now.extras, record.sums
     sums.round = now.round
     with record.timed("server_seconds"):
         state = job.border.step(ServerState(now.shared, now.extras), sums)
@@ -103,7 +103,7 @@ def step(job: Job, now: Progress, record: Record, plan: Plan) -> None:
     record.broken, moved, number = job.guard.stepped(before, now.shared, loss)
     record.loss = number if told else record.loss
     counted = any(sums.weight(name) for name in sums)
-    moved |= counted and job.algorithm.collects
+    moved |= counted and job.algorithm.collects(kept, now.extras)
     record.told |= now.watch.saw(now.round, len(plan.at_work) > 0, counted, record.loss, moved)
 
 

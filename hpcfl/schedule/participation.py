@@ -379,8 +379,8 @@ class Staleness(ConfigBase):
         """Return s of each staleness, where so many are `at_work` at any time, float64 [n]."""
         x = staleness.astype(np.float64)
         if self.weight == "adaptive":
-            b = at_work if self.b is None else self.b
-            return b / x.clip(min=max(b, 1))
+            b = max(1, at_work if self.b is None else self.b)
+            return b / x.clip(min=b)
         if self.weight == "harmonic":
             return 1.0 / (1.0 + (self.a or 1.0) * x)
         if self.weight == "exponential":

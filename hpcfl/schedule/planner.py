@@ -44,6 +44,7 @@ class Method(Protocol):
     snapshots: ClassVar[bool]
     weighs_steps: ClassVar[bool]
     means_alone: ClassVar[bool]
+    needs_members: ClassVar[str]
     needs_rounds: ClassVar[str]
 
     @property
@@ -108,7 +109,7 @@ class Planner:
         """The local steps of each client's whole visit, and the least that count, int64 [clients] each."""
         found = [self.algorithm.visit_steps(samples) for samples in self.sizes.tolist()]
         whole, least = np.array(found, dtype=np.int64).reshape(-1, 2).T
-        if self.participation.work == "speed":
+        if self.rules.work == "speed":
             paces = self.speed.paces(self.seed, self.clients)
             share = paces[self.members].min() / paces
             whole = np.maximum(least, np.floor(whole * share.clip(max=1.0) * (1 + CLOSE)).astype(np.int64))
@@ -421,7 +422,12 @@ def check(
     expected = "expected 'auto' or 'discard'; did you mean 'auto'?"
     if participation.by_steps and not algorithm.visit_steps(1)[1]:
         raise UsageError(f"{partial}: visits of {method} cannot be cut short after a step: {expected}")
+    if participation.hold_out and algorithm.needs_members:
+        raise refusal("participation.hold_out", f"0, since {algorithm.needs_members}", participation.hold_out, 0)
     if participation.work == "speed":
+        if participation.partial == "layers":
+            why = "shortens visits, and layers leave in the last step of whole ones"
+            raise UsageError(f"participation.work = 'speed' {why}: expected partial = 'auto', 'steps' or 'discard'")
         if not algorithm.visit_steps(1)[1]:
             why = f"visits of {method} cannot be cut short after a step"
             raise UsageError(f"participation.work = 'speed': {why}: expected 'alike'")

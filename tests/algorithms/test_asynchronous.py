@@ -61,7 +61,7 @@ def reached(found: list[tuple[float, float]], *wanted: tuple[float, float]) -> N
         ({"weight": "hinge", "a": 4.0, "b": 2}, [2, 3], [1, 1 / 5]),
         ({"weight": "adaptive"}, [0, 2, 3, 12], [1, 1, 1, 1 / 4]),
         ({"weight": "adaptive", "b": 2}, [0, 2, 3], [1, 1, 2 / 3]),
-        ({"weight": "adaptive", "b": 0}, [0, 1], [0, 0]),
+        ({"weight": "adaptive", "b": 0}, [0, 1, 2], [1, 1, 1 / 2]),
         ({"weight": "harmonic"}, [0, 1, 3], [1, 1 / 2, 1 / 4]),
         ({"weight": "exponential", "a": 0.5}, [0, 2], [1, np.exp(-1)]),
     ],
@@ -266,6 +266,8 @@ def test_ringleader_of_one_client_is_sgd() -> None:
     [
         ({"concurrency": 2}, "participation.concurrency: expected not to be set"),
         ({"max_staleness": 3}, "participation.max_staleness"),
+        ({"max_seconds": 3.0}, "participation.max_seconds"),
+        ({"grace": 3.0}, "participation.grace: expected 0.0"),
         ({"dispatch": "uniform"}, "participation.dispatch: expected 'reporter'"),
     ],
 )

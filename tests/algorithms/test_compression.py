@@ -20,7 +20,7 @@ CASES: dict[str, dict[str, Any]] = {
         "speed": {"model": "none"},
     },
     "drawn": {
-        "message": {"compress": "qsgd", "feedback": False},
+        "message": {"compress": "qsgd"},
         "algorithm": {"name": "fedavg", "batch": 20},
         "weighting": {"correct": "estimated"},
         "participation": {"close": "deadline", "deadline": 1.0},

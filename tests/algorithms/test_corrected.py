@@ -26,12 +26,14 @@ from hpcfl.config import from_table
 from hpcfl.data import ClientData
 from hpcfl.data.bundled import loaded
 from hpcfl.engine.job import Job
+from hpcfl.launch import host
 from hpcfl.learning.task import Task
 from hpcfl.models.mlp import Mlp
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.speeds.drawn import Exponential
 from hpcfl.sums.message import Block
-from hpcfl.testing.runs import play, resume, same, table
+from hpcfl.testing import fake_device
+from hpcfl.testing.runs import alike, play, resume, same, table
 
 L, LR = 3, 0.5
 SIZES = [3, 9, 5, 12]
@@ -558,3 +560,21 @@ def test_clients_that_can_never_arrive_are_told(kind: str, correct: str, count: 
     assert (never > 0, len(job.warnings)) == (kind == "fixed", count)
     for text in job.warnings.values():
         assert f"'known': {never} of 7 clients have no chance to arrive" in text
+
+
+@pytest.mark.skipif(not fake_device.available(), reason="this torch has no back ends in Python")
+def test_steps_over_their_chances_on_a_device(solo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where visits of several chunks are computed together, each has its own chances."""
+    values = table(
+        *("fedavg", "mlp", True),
+        algorithm={"name": "fedavg", "epochs": 0, "steps": 4, "batch": 8},
+        participation={"close": "deadline", "deadline": 1.0, "partial": "steps"},
+        speed={"model": "gamma", "mean": 2.5, "within": 1.0},
+        weighting={"correct": "known"},
+        clients=8,
+        batch_clients=3,
+    )
+    values["model"] = {**values["model"], "dropout": 0.0}
+    run = play(solo, values, tmp_path / "run", None)
+    monkeypatch.setattr(host, "chosen", lambda wanted, key, number: fake_device.registered())
+    alike(play(solo, values | {"ranks_per_device": 2}, tmp_path / "there", None), run)

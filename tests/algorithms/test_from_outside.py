@@ -72,9 +72,8 @@ def judged(method: str, run: Path) -> None:
     extras = others[0] if paper == "feddyn" else {}
     if method == "feddyn":  # which keeps what has moved, and not the gradients that follow
         own = {client: {name: -value / given["alpha"] for name, value in each.items()} for client, each in own.items()}
-        own = {
-            client: {**each, "alpha": torch.tensor(given["alpha"], dtype=torch.float64)} for client, each in own.items()
-        }
+        alpha = torch.tensor(given["alpha"], dtype=torch.float64)
+        own = {client: {**each, "alpha:": alpha} for client, each in own.items()}
         extras = {name: -value / given["alpha"] for name, value in extras.items()}
     if method == "feddyn, written out":
         own = {client: {"slope." + name: value for name, value in each.items()} for client, each in own.items()}

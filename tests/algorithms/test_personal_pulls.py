@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,14 @@ from hpcfl.algorithms.ditto import Ditto
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.feddyn import FedDyn
 from hpcfl.algorithms.fedprox import FedProx
+from hpcfl.algorithms.focus import Focus
 from hpcfl.algorithms.pfedme import PFedMe
 from hpcfl.base.errors import UsageError
 from hpcfl.config import from_table
+from hpcfl.testing.runs import ended, play, table
 from hpcfl.testing.test_algorithms import values
 
+W3 = "fc3.weight"
 EXACT: dict[str, Any] = {"alpha": 1.0, "lr": 0.5, "epochs": 0, "steps": 1, "batch": 0}
 """FedDyn whose one step leads to the minimum of a client's bent loss."""
 
@@ -100,6 +104,42 @@ def test_dittos_shared_model_is_fedavgs_to_the_bit(pull: float) -> None:
         assert near == (pull == 0)
 
 
+def test_dittos_shared_statistics_are_fedavgs_to_the_bit(tmp_path: Path, solo: Any) -> None:
+    """Running means of a batch normalisation are of the shared model's steps alone."""
+    ends = []
+    for name in ("ditto", "fedavg"):
+        keys: dict[str, Any] = {"algorithm": {"name": name, "batch": 8}, "model": {"name": "helpers.modules:Normed"}}
+        more = {"participation": {"close": "all"}, "speed": {"model": "none"}, "rounds": 2}
+        ends.append(ended(play(solo, table("fedavg", "mlp", True) | keys | more, tmp_path / name, None)))
+    assert ends[0].keys() == ends[1].keys()
+    assert any("running" in key for key in ends[0])
+    for key, value in ends[1].items():
+        np.testing.assert_array_equal(ends[0][key], value, err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["feddyn", "focus"])
+def test_what_the_server_keeps_is_formed_anew(name: str) -> None:
+    """As where a checkpoint holds older states of some clients; as long as it does not, it stays."""
+    method = FedDyn(alpha=0.2, lr=0.1) if name == "feddyn" else Focus(lr=0.02, steps=2, batch=4)
+    task = mlp_task([5, 9, 12], precision="double")
+    play = Rounds(method, task)
+    for number, depth in enumerate(([1, 4, 1], [1, 1, 4])):
+        play.step(planned(depth, 3, number))
+    (chunk,), (own,) = play.job.chunks, play.now.personal.values()
+
+    def everybody() -> Any:
+        return ((int(c), {key: value[row] for key, value in own.items()}) for row, c in enumerate(chunk.clients))
+
+    found = method.recalled(task, play.now.extras, everybody)
+    assert found.keys() == play.now.extras.keys()
+    for key, value in play.now.extras.items():
+        assert float(value.abs().max()) > 0
+        torch.testing.assert_close(found[key], value, rtol=1e-9, atol=1e-12)
+    own[W3][0] += 1.0
+    share = 1.0 if name == "focus" else 1 / 3
+    torch.testing.assert_close(method.recalled(task, play.now.extras, everybody)[W3], found[W3] + share)
+
+
 def test_pfedme_by_hand() -> None:
     keys = {"pull": 1.0, "eta": 0.5, "batch": 0}
     for beta, w in ((1.0, 1.75), (2.0, 3.5)):  # a step of ½ leads to the proximal point
@@ -114,6 +154,8 @@ def test_pfedme_by_hand() -> None:
     ("method", "section", "line"),
     [
         ("feddyn", {"participation": {"hold_out": 1}}, "participation.hold_out: expected 0, since h is the mean"),
+        ("feddyn", {"algorithm": {"name": "feddyn", "persist_optimizer": True}}, "algorithm.persist_optimizer"),
+        ("ditto", {"algorithm": {"name": "ditto", "tune_epochs": 3}}, "algorithm.tune_epochs"),
         ("feddyn", {"server": {"optimizer": "adam"}}, "server.optimizer: expected 'none'"),
         ("feddyn", {"weighting": {"correct": "remembered"}}, "weighting.correct: algorithm.name = 'feddyn'"),
         ("feddyn", {"participation": {"close": "arrivals", "buffer": 2}}, "what the server keeps must be"),

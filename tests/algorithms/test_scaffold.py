@@ -13,8 +13,10 @@ from helpers.toys import Rounds, W, mlp_task, planned, quadratics, same_bits
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.scaffold import Scaffold
 from hpcfl.base.errors import UsageError
+from hpcfl.config import from_table
 from hpcfl.learning.optim import Sgd, Shifted
 from hpcfl.schedule.participation import Participation
+from hpcfl.testing.test_algorithms import values
 
 TWO: dict[str, Any] = {"lr": 0.1, "batch": 1, "epochs": 0, "steps": 2}
 KEYS: dict[str, Any] = {"lr": 0.1, "batch": 4}
@@ -125,4 +127,6 @@ def test_steps_that_are_not_plain_are_refused(keys: dict[str, Any], line: str) -
 
 def test_clients_that_never_come_are_refused() -> None:
     with pytest.raises(UsageError, match=r"participation.hold_out: expected 0, since .*, got 3; did you mean 0\?"):
-        Scaffold().check(Participation(hold_out=3))
+        from_table(
+            values("scaffold") | {"participation": {"hold_out": 3}, "speed": {"model": "exponential"}}
+        ).check_values()

@@ -142,10 +142,11 @@ def test_delayed_nesterov_is_what_others_have_made_of_it() -> None:
 
 def test_a_round_without_anybody_is_none_of_a_cycle() -> None:
     rounds = around(Proposes(changes=(1.0, 9.0, 1.0)), quadratics([0.0]), optimizer="delayed-nesterov", cycle=2)
-    for number, depth in enumerate([1, 2, 1]):
+    for number, depth in enumerate([1, 2, 1, 2]):
         rounds.step(planned([depth], 1, number))
-        assert rounds.now.extras["server.taken"] == [1.0, 1.0, 2.0][number]
+        assert rounds.now.extras["server.taken"] == [1.0, 1.0, 2.0, 2.0][number]
     assert float(rounds.state[W]) == pytest.approx(0.5 + 0.5 + 0.9 * 1.0)
+    assert float(rounds.now.extras[f"server.m.{W}"]) == 1.0
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "yogi"])

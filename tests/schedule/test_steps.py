@@ -293,6 +293,14 @@ def test_slow_clients_take_as_many_steps_as_the_fastest_ones_time_holds() -> Non
     ("keys", "line"),
     [
         ({"speed": DYNAMIC}, "expected speed.per = 'step', and seconds by a law"),
+        (
+            {
+                "speed": {"model": "exponential", "kind": "dynamic-scale", "per": "step"},
+                "algorithm": {"name": "fedavg", "epochs": 0, "steps": 3},
+                "participation": {"close": "deadline", "deadline": 1.0, "work": "speed", "partial": "layers"},
+            },
+            "layers leave in the last step of whole ones",
+        ),
         ({"speed": {"model": "none", "per": "step"}}, "participation.work = 'speed' has no meaning with a .speed. by"),
         ({"speed": {**DYNAMIC, "per": "step"}, "algorithm": {"name": "salf"}}, "cannot be cut short after a step"),
         (
