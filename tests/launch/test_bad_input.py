@@ -339,7 +339,7 @@ CASES = {
     ),
     "partial-word": salf("participation.partial=layer", "participation.partial", "'layer'; did you mean 'layers'"),
     "layers-of-a-method-without": fedavg(
-        "participation.partial=layers", "participation.partial", "'fedavg'", "one by one", "did you mean 'auto'"
+        "participation.partial=layers", "participation.partial", "'fedavg'", "one by one", "did you mean 'steps'"
     ),
     "adaptive-depths": salf("participation.deadline=adaptive", "'adaptive'", "'uniform-depth'", "seconds"),
     "unknown-chances": salf("clock=wall speed={}", "algorithm.missing", "'exact'", "'none'", "'empirical'"),
