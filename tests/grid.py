@@ -19,6 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -179,12 +180,12 @@ def points() -> Iterator[Point]:
     return itertools.product(*(AXES[name] for name in NAMES))
 
 
-def run(seconds: float, seed: int) -> Grid:
-    """Judge points in an order that a seed draws, for so many seconds."""
+def run(seconds: float, seed: int, accepted: float = inf) -> Grid:
+    """Judge points in an order that a seed draws, for so many seconds, or until so many are `accepted`."""
     grid, order, began = Grid(), list(points()), time.monotonic()
     random.Random(seed).shuffle(order)
     for point in order:
-        if time.monotonic() - began > seconds:
+        if time.monotonic() - began > seconds or sum(each is not None for each in grid.ended.values()) >= accepted:
             break
         grid.judge(point)
     return grid

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import grid
 from hpcfl.commands.cli import main
 from hpcfl.testing.runs import toml
 
-SECONDS = 20.0
+ACCEPTED = 60
 
 
 def seed() -> int:
@@ -22,7 +23,7 @@ def seed() -> int:
 
 
 def test_what_is_accepted_has_an_effect() -> None:
-    found = grid.run(SECONDS, seed())
+    found = grid.run(inf, seed(), ACCEPTED)
     assert not found.faults, "\n".join(found.faults)
     assert sum(ended is not None for ended in found.ended.values()) > 20
 
@@ -34,7 +35,7 @@ def test_there_are_few_exceptions() -> None:
 @pytest.mark.parametrize("place", range(3))
 def test_a_check_refuses_what_a_run_refuses(place: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By the same line, and the same exit code."""
-    found = grid.run(2.0, 3 * seed() + place)
+    found = grid.run(inf, 3 * seed() + place, accepted=2)
     point = random.Random(place).choice(sorted(found.lines))
     file, said = toml(grid.table(point), tmp_path / "config.toml"), []
     for words in (["check", str(file)], ["run", str(file), "--out", str(tmp_path / "run"), "--quiet"]):
