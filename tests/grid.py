@@ -74,7 +74,6 @@ MORE: dict[str, dict[str, Any]] = {  # what methods need so that visits can be c
     "fedrolex": {"mask_labels": False},
     "hf_maml": {"steps": 4},
     "salf": {"missing": "none"},
-    "flic": {},
 }
 NO_OPS: dict[str, tuple[str, Callable[[str, dict[str, str]], bool]]] = {
     "whole visits": (
@@ -165,15 +164,11 @@ def table(point: Point) -> dict[str, Any]:
         **own,
     }
     for axis, value in zip(AXES.values(), point):
-        for section, more in value_of(axis, value).items():
+        for section, more in axis[value].items():
             keys[section] = {**keys.get(section, {}), **more}
     small = {"batch": BATCH} if "batch" in algorithm_class(method).model_fields and "data" not in own else {}
     keys["algorithm"] |= small | MORE.get(method, {})
     return keys
-
-
-def value_of(axis: dict[str, dict[str, Any]], value: str) -> dict[str, Any]:
-    return axis[value]
 
 
 def points() -> Iterator[Point]:

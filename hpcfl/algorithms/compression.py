@@ -30,7 +30,7 @@ import numpy as np
 from pydantic import Field
 
 from hpcfl.algorithms.base import Algorithm, Client, Layout, State, Task, Visits
-from hpcfl.algorithms.wrapped import Wrapper, changed, without, wrapped
+from hpcfl.algorithms.wrapped import Wrapper, changed, wrapped
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.device_copy import on_device
 from hpcfl.base.errors import UsageError
@@ -53,7 +53,7 @@ class Compression(ConfigBase):
     """s, levels of ``qsgd`` beside 0: with 15 of them and a sign a number takes five bits."""
     feedback: bool | None = None
     """Keep what was left out, and add it to what is sent next: by default so, but with ``qsgd``, which has nothing that
-    would shrink. Without it ``random-k`` and ``qsgd`` are unbiased."""
+    would shrink. Without it ``random-k`` is unbiased, as ``qsgd`` always is."""
     only_for: ClassVar[Mapping[str, tuple[str, tuple[str, ...]]]] = {
         "share": ("compress", SPARSE),
         "levels": ("compress", ("qsgd",)),
@@ -91,12 +91,17 @@ class Compression(ConfigBase):
             return each + ceil(numbers * (1 + ceil(log2(self.levels + 1))) / 8)
         return 2 * numbers if self.compress == "bf16" else each * numbers
 
+    @property
+    def draws(self) -> bool:
+        """Whether something is left to chance."""
+        return self.compress in ("random-k", "qsgd")
+
     def kept(self, numbers: int) -> int:
         """Return k."""
         return ceil(self.share * numbers * (1 - 1e-12))
 
     def compressed(self, value: Tensor, rngs: list[np.random.Generator]) -> Tensor:
-        """Return C of each row ``[c, n]``; a generator for each draws."""
+        """Return C of each row ``[c, n]``; a generator for each where something `draws`."""
         size = value.shape[1]
         if self.compress == "bf16":
             return value.to(torch.bfloat16).to(value.dtype)
@@ -135,12 +140,9 @@ class _Compressed(Wrapper):
     def layout(self, task: Task) -> Layout:
         groups = []
         for group in super().layout(task):
-            coded = {name: replace(block, code=self.compression) for name, block in group.items() if self._is(name)}
-            groups.append({**group, **coded})
+            names = self.compressed_names & group.keys()
+            groups.append({**group, **{name: replace(group[name], code=self.compression) for name in names}})
         return tuple(groups)
-
-    def _is(self, name: str) -> bool:
-        return name in self.compressed_names
 
     def init_client(self, task: Task, client: int) -> State:
         kept = super().init_client(task, client)
@@ -153,7 +155,8 @@ class _Compressed(Wrapper):
         }
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
-        rngs = [keyed(task.seed, "compress", visits.round, int(each), visits.number) for each in visits.clients]
+        clients = visits.clients.tolist() if self.compression.draws else []
+        rngs = [keyed(task.seed, "compress", visits.round, client, visits.number) for client in clients]
         kept = {name: value for name, value in personal.items() if name.startswith(RESIDUAL)}
 
         def sent(name: str, value: Tensor) -> Tensor:
@@ -167,9 +170,9 @@ class _Compressed(Wrapper):
             return found
 
         after = yield from changed(
-            super().client(task, shared, without(personal, kept), visits),
+            super().client(task, shared, _theirs(personal), visits),
             lambda message: {
-                name: (sent(name, value) if self._is(name) and len(value) else value, weight)
+                name: (sent(name, value) if name in self.compressed_names and len(value) else value, weight)
                 for name, (value, weight) in message.items()
             },
         )

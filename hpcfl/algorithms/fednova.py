@@ -20,8 +20,7 @@ from hpcfl.algorithms.fedprox import FedProx
 from hpcfl.algorithms.local_sgd import check_plain
 from hpcfl.base.errors import refusal
 from hpcfl.base.lazy import Tensor, torch
-from hpcfl.learning.batches import Weighed
-from hpcfl.learning.optim import factors
+from hpcfl.learning.optim import Weighed, factors
 from hpcfl.sums.message import CorrectedSums, moved
 
 

@@ -34,8 +34,7 @@ from hpcfl.algorithms.base import Algorithm, Batch, Block, By, Client, Layout, O
 from hpcfl.base.errors import RunError, UsageError, check_within, listed, no_meaning, refusal, toml
 from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.types import Ints, State
-from hpcfl.learning.batches import Weighed
-from hpcfl.learning.optim import FINE_TUNING, Adam, AdamW, Optimizer, Sgd, stacked
+from hpcfl.learning.optim import FINE_TUNING, Adam, AdamW, Optimizer, Sgd, Weighed, stacked
 from hpcfl.learning.task import ClientBatch, objective_of
 
 VISITED = "visited"

@@ -15,8 +15,7 @@ from hpcfl.algorithms.base import Block, By, Client, Layout, Participation, Stat
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.local_sgd import check_plain
 from hpcfl.base.lazy import Tensor, torch
-from hpcfl.learning.batches import Weighed
-from hpcfl.learning.optim import Shifted, factors, zeros
+from hpcfl.learning.optim import Shifted, Weighed, factors, zeros
 from hpcfl.sums.message import moved
 
 CONTROL, RISE = "control.", "rise."  # c at the server and c_i at clients; what a client tells of c_i⁺ − c_i

@@ -45,8 +45,7 @@ from hpcfl.base.device_copy import on_device
 from hpcfl.base.errors import UsageError, no_meaning
 from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.types import Ints, State
-from hpcfl.learning.batches import Weighed
-from hpcfl.learning.optim import factors
+from hpcfl.learning.optim import Weighed, factors
 from hpcfl.schedule.participation import NOT_KNOWN
 from hpcfl.schedule.plan import Plan
 from hpcfl.sums.message import Block, CorrectedSums, Sums
@@ -219,7 +218,7 @@ class _Remembered(_Corrected):
         return {**super().init_extras(task), **_nothing(self, task, torch.float64), ROUNDS: 0.0}
 
     def recalled(self, task: Task, extras: Extras, personal: Recalled) -> Extras:
-        whole, mean = self._whole(task), {name: 0.0 * value for name, value in _ours(extras).items()}
+        whole, mean = self._whole(task, self._held(task)), {name: 0.0 * value for name, value in _ours(extras).items()}
         for client, own in personal():
             weight = _weight(self, task, [client]) if client in self.members else 0.0
             for name, value in _ours(own).items():
@@ -227,11 +226,14 @@ class _Remembered(_Corrected):
         rest = super().recalled(task, _theirs(extras), lambda: ((each, _theirs(own)) for each, own in personal()))
         return {**rest, **mean, ROUNDS: extras[ROUNDS]}
 
-    def _whole(self, task: Task) -> dict[str, Any]:
+    def _held(self, task: Task) -> State:
+        """Return the weight of all clients at each coordinate of blocks that not all hold whole, in any round."""
+        return self.holders(task, np.array(self.members), 0)
+
+    def _whole(self, task: Task, held: State) -> dict[str, Any]:
         """Return the weight of all clients in the mean of each block: one number, or one for each coordinate."""
-        over, held = _weight(self, task, self.members), self.holders(task, np.array(self.members), 0)
         some = {name: on_device(value.where(value > 0, 1.0), task.device) for name, value in held.items()}
-        return {name: some.get(name, over) for name in _blocks(self, task)}
+        return dict.fromkeys(_blocks(self, task), _weight(self, task, self.members)) | some
 
     def correction(self, task: Task, own: State, visits: Visits) -> tuple[Change, State]:
         scale, kept = _scale(self, visits.round), dict(own)
@@ -246,7 +248,8 @@ class _Remembered(_Corrected):
 
     def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
         names, over = _blocks(self, task), _weight(self, task, self.members)
-        whole, held = self._whole(task), self.holders(task, np.array(self.members), sums.round)
+        held = self._held(task)
+        whole = self._whole(task, held)
         rounds, scale = state.extras[ROUNDS], _scale(self, int(state.extras[ROUNDS]))
         mean = {name: state.extras[MEMORY + name] for name in names}
         corrected = CorrectedSums(

@@ -109,15 +109,17 @@ def _closing(job: Job, ranks: int) -> Facts:
     clients, rules = job.config.clients, job.config.rules
     if held := sorted({*range(clients)} - {*job.planner.members.tolist()}):
         yield "held out", f"{len(held)} of {clients} clients take no part: {listed(held)}"
-    ends = []
+    ends = list[str]()
+
+    def with_(visits: int, what: str) -> str:
+        return f"{rules.grace:g} s after {visits} {what}" if rules.grace else f"with {visits} {what}"
+
     if rules.every_client and rules.buffer is not None:
         ends.append(f"when all have reported, {rules.buffer / rules.at_work(clients):g} times in the harmonic mean")
     elif rules.buffer is not None:
-        ends.append(
-            f"{rules.grace:g} s after {rules.buffer} arrivals" if rules.grace else f"with {rules.buffer} arrivals"
-        )
+        ends.append(with_(rules.buffer, "arrivals"))
     if rules.enough is not None:
-        ends.append(f"{rules.grace:g} s after {rules.enough} visits" if rules.grace else f"with {rules.enough} visits")
+        ends.append(with_(rules.enough, "visits"))
     if isinstance(rules.bound, float):
         ends.append(f"after {rules.bound:g} s")
     elif rules.bound is not None:
@@ -158,8 +160,9 @@ def _rounds(job: Job, ranks: int) -> Facts:
     if isnan(plans[0].miss_probability[0]):
         known = "chances to reach them in time are not known"
     yield "layers", f"{plans[0].layers}" + ("" if at_work else f"; {known}")
-    if (steps := plans[0].step_chances) is not None and steps[steps > 0].min(initial=1.0) < 1:
-        yield "steps", f"the last of a visit's counts up to {1 / steps[steps > 0].min():.3g} times, one over its chance"
+    steps = plans[0].step_chances
+    if steps is not None and (least := steps[steps > 0].min(initial=1.0)) < 1:
+        yield "steps", f"the last of a visit's counts up to {1 / least:.3g} times, one over its chance"
     seconds, repeats = (sum(each) / len(plans) for each in zip(*((plan.duration, plan.repeats) for plan in plans)))
     attempts = f", {repeats:.3g} void attempts included" if repeats else ""
     yield "time", f"{seconds:.3g} simulated seconds per round{attempts}"

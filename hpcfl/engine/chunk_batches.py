@@ -23,6 +23,7 @@ from hpcfl.base.types import State
 from hpcfl.engine.border import Border
 from hpcfl.engine.hangs import Moves
 from hpcfl.engine.uneven import Sent, collected, told, visited
+from hpcfl.learning.batches import EACH
 from hpcfl.mpi.placement import Chunk
 
 CACHE_SHARE = 4  # a bundle's models take at most this part of the last-level cache, which others use too;
@@ -188,8 +189,7 @@ class Bundles:
     def _joined(self, bundle: Sequence[Part]) -> Part:
         """Return all visits of a bundle as if they were those of one chunk; what they begin with is copied."""
         each = [part.visits for part in bundle]
-        names = "clients", "depth", "samples", "arrival", "steps", "step_chances"
-        there = [name for name in names if getattr(each[0], name) is not None]
+        there = [name for name in EACH if getattr(each[0], name) is not None]
         joined: dict[str, Any] = {name: np.concatenate([getattr(visits, name) for visits in each]) for name in there}
         visits = replace(each[0], **joined)
         personal = {name: torch.cat([part.personal[name] for part in bundle]) for name in bundle[0].personal}

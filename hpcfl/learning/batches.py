@@ -58,33 +58,8 @@ class Training:
         self.loss = loss
 
 
-@dataclass
-class Weighed(Training):
-    """The same of visits each of whose steps counts by the chance q that it is done: ``Σ d_k/q_k`` in all.
-
-    `extra` is what that is more than what the steps have changed, ``Σ d_k (1/q_k − 1)``: exactly 0 where q is 1.
-    """
-
-    chances: Floats = field(default_factory=lambda: np.ones((0, 0)))
-    """q, ``[c, T]``; 0 of steps that nobody does."""
-    extra: State = field(default_factory=dict)
-    _last: State = field(default_factory=dict)
-    _taken: int = 0
-
-    def begin(self, params: State, memory: State) -> None:
-        super().begin(params, memory)
-        self._last = {name: value.clone() for name, value in params.items()}
-        self.extra = {name: torch.zeros_like(value) for name, value in params.items()}
-
-    def note(self, loss: Tensor) -> None:
-        super().note(loss)
-        q = self.chances[:, self._taken]
-        more = torch.from_numpy(np.divide(1 - q, q, out=np.zeros_like(q), where=q > 0))
-        self._taken += 1
-        for name, value in self.params.items():
-            each = on_device(more.to(value.dtype), value.device).view(-1, *[1] * (value.dim() - 1))
-            self.extra[name].addcmul_(value - self._last[name], each)
-            self._last[name].copy_(value)
+EACH = "clients", "depth", "samples", "arrival", "steps", "step_chances"
+"""What `Visits` know of each of their clients, row by row; None where nobody asks."""
 
 
 @dataclass(frozen=True)
@@ -123,9 +98,7 @@ class Visits:
 
     def of(self, rows: Ints) -> Visits:
         """Return those at some rows."""
-        each = {
-            name: getattr(self, name) for name in ("clients", "depth", "samples", "arrival", "steps", "step_chances")
-        }
+        each = {name: getattr(self, name) for name in EACH}
         known = {name: value for name, value in each.items() if value is not None and len(value) == len(self.clients)}
         return replace(self, **{name: value[rows] for name, value in known.items()})
 

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from hpcfl.base.device_copy import on_device
 from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.types import Floats, State
 from hpcfl.learning import fused
-from hpcfl.learning.batches import Batch, Batches, Visits
+from hpcfl.learning.batches import Batch, Batches, Training, Visits
 
 if TYPE_CHECKING:
     from hpcfl.learning.task import Objective, Task
@@ -237,6 +239,36 @@ def factors(values: Tensor | Floats, like: Tensor) -> Tensor:
     """One value for each of the first clients, whom `like` is of, ready to be multiplied with it."""
     found = torch.as_tensor(values[: len(like)]).to(like.dtype)
     return column(on_device(found, like.device), like)
+
+
+@dataclass
+class Weighed(Training):
+    """How far visits have come each of whose steps counts by the chance q that it is done: ``Σ d_k/q_k`` in all.
+
+    `extra` is what that is more than what the steps have changed, ``Σ d_k (1/q_k − 1)``: exactly 0 where q is 1.
+    """
+
+    chances: Floats = field(default_factory=lambda: np.ones((0, 0)))
+    """q, ``[c, T]``; 0 of steps that nobody does."""
+    extra: State = field(default_factory=dict)
+    _more: Tensor | None = None  # 1/q − 1 of each step, [T, c], where the model is
+    _last: State = field(default_factory=dict)
+    _taken: int = 0
+
+    def begin(self, params: State, memory: State) -> None:
+        super().begin(params, memory)
+        more = np.divide(1 - self.chances, self.chances, out=np.zeros_like(self.chances), where=self.chances > 0)
+        self._more = on_device(torch.from_numpy(more.T.copy()), next(iter(params.values())).device)
+        self._last = {name: value.clone() for name, value in params.items()}
+        self.extra = zeros(params)
+
+    def note(self, loss: Tensor) -> None:
+        super().note(loss)
+        assert self._more is not None
+        for name, value in self.params.items():
+            self.extra[name].addcmul_(value - self._last[name], factors(self._more[self._taken], value))
+            self._last[name].copy_(value)
+        self._taken += 1
 
 
 def stacked(states: Sequence[State]) -> State:

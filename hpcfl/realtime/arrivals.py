@@ -29,7 +29,7 @@ from hpcfl.realtime.orders import Command, Op
 from hpcfl.realtime.questions import SAVE_SECONDS
 from hpcfl.realtime.server import Server
 from hpcfl.schedule.plan import Fate, Plan
-from hpcfl.schedule.planner import Came, check_fruitless, counts, enough, planned
+from hpcfl.schedule.planner import Came, check_fruitless, counts, over, planned
 from hpcfl.sums.guard import NO_GROUP, NOT_FINITE, Rejection
 from hpcfl.sums.message import ExactSums, Sums
 
@@ -204,10 +204,7 @@ class ArrivalsServer(Server):
         ended = whole and (not self.rules.by_steps or steps == job.planner.visit_steps[0][client])
         seconds = when - flight.sent if ended else inf
         step.came.append((client, version, flight.number, when - self.origin, seconds, depth, steps))
-        step.full = enough(job.planner, self.rules, step.came)
-        if step.full and self.rules.grace:
-            step.full = len(step.came) >= self.rules.slots(job.config.clients)
-            step.ends = min(step.ends, when + self.rules.grace)
+        step.full, step.ends = over(job.planner, self.rules, step.came, when, step.ends)
 
     def _in_vain(self, client: int, step: Step, round: int) -> None:
         step.ended[client] = Fate.LATE

@@ -642,7 +642,7 @@ class Queue:
             ended = dict.fromkeys(stale.tolist(), Fate.CANCELLED)
         self._send(round)
         came: list[Came] = []
-        fruitless, full, stop, most = 0, False, end, rules.slots(self.run.clients)
+        fruitless, full, stop = 0, False, end
         while not full:
             client = int(np.nanargmin(flights.due)) if len(flights.waiting) else -1
             due, comes = float(flights.due[client]) if client >= 0 else inf, self._comes(round)
@@ -664,9 +664,7 @@ class Queue:
             left = bool(flights.leaves[client])
             if not left and counts(self.run, rules, round - version, depth, steps):
                 came.append((client, version, number, due, float(self.seconds[client]), depth, steps))
-                full = enough(self.run, rules, came)
-                if full and rules.grace:
-                    full, stop = len(came) >= most, min(stop, due + rules.grace)
+                full, stop = over(self.run, rules, came, due, stop)
             else:
                 ended[client] = Fate.LOST if left else Fate.LATE
                 fruitless += 1
@@ -721,6 +719,14 @@ def counts(run: Planner, rules: Participation, staleness: int, depth: int, steps
     """Return whether a visit counts that has reached this layer, after so many steps where they may be fewer."""
     fresh = rules.max_staleness is None or staleness <= rules.max_staleness
     return fresh and depth <= len(run.work_fractions) and (steps > 0 or not rules.by_steps)
+
+
+def over(run: Planner, rules: Participation, came: Sequence[Came], when: float, ends: float) -> tuple[bool, float]:
+    """Return whether the step is over now that a visit has come, and when it `ends` at the latest, with its grace."""
+    full = enough(run, rules, came)
+    if full and rules.grace:
+        return len(came) >= rules.slots(run.clients), min(ends, when + rules.grace)
+    return full, ends
 
 
 def enough(run: Planner, rules: Participation, came: Sequence[Came]) -> bool:

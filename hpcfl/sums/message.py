@@ -32,7 +32,6 @@ Message = Mapping[str, tuple[Tensor, Tensor]]
 """What a client generator yields: ``{block: (value [k, …], weight [k])}`` for the first k rows of its chunk."""
 
 NOTHING: Mapping[str, Floats] = MappingProxyType({})
-NOTHING_HELD: Mapping[str, Tensor] = MappingProxyType({})
 HELD = "held "  # before a block's name: the block of its mask
 Fill = Callable[[slice, Floats], None]
 """Writes a piece of a block's total to float64 [n ≤ PIECE]."""
@@ -236,8 +235,6 @@ class Sums(ABC):
         The round that ends.
     """
 
-    round = 0
-
     def __init__(self, layout: Layout, invited: int | Ints = 0, miss_probability: Floats | None = None) -> None:
         self.layout = layout
         self._blocks = {name: block for group in layout for name, block in group.items()}
@@ -245,6 +242,7 @@ class Sums(ABC):
         self.miss_probability = np.zeros(0) if miss_probability is None else miss_probability
         self.iterated: State = {}
         self.arrived: Arrived | None = None
+        self.round = 0
 
     @property
     def invited(self) -> int:
@@ -454,10 +452,10 @@ class CorrectedSums(Sums):
         clients: Ints,
         weights: Mapping[str, float],
         added: Mapping[str, Tensor] | None = None,
-        held: Mapping[str, Tensor] = NOTHING_HELD,
+        held: Mapping[str, Tensor] | None = None,
     ) -> None:
         super().__init__(sums.layout, sums.cohort, sums.miss_probability)
-        self.sums, self.clients, self.others, self.added, self.held = sums, clients, weights, added or {}, held
+        self.sums, self.clients, self.others, self.added, self.held = sums, clients, weights, added or {}, held or {}
         self.iterated, self.arrived, self.round = sums.iterated, sums.arrived, sums.round
 
     def total(self, name: str) -> Tensor:

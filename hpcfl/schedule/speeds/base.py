@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field
 
 from hpcfl.base.config import ConfigBase
+from hpcfl.base.errors import UsageError
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Computing, Floats, Ints
 from hpcfl.schedule.participation import Participation, Staleness
@@ -182,6 +183,13 @@ class Speed(ConfigBase):
         """Return ``P[nobody reaches l]``, float64 [L]; the product form holds for independent clients."""
         chance: Floats = np.prod(1.0 - self.arrival(attempt), axis=0)
         return chance
+
+
+def check_together(what: str, participation: Participation, clock: str) -> None:
+    """Refuse rounds whose visits do not begin together in simulated time, where seconds follow from when they do."""
+    if clock != "simulated" or participation.by_arrivals:
+        said = f"clock = '{clock}'" if clock != "simulated" else "participation.close = 'arrivals'"
+        raise UsageError(f"{what}, in simulated time, got {said}")
 
 
 def drawn_order(seconds: Callable[[Attempt], Floats], seed: int, clients: int, members: Ints, invited: int) -> Floats:

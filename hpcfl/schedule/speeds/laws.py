@@ -23,7 +23,7 @@ from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.plan import Attempt
-from hpcfl.schedule.speeds.base import NO_ATTEMPT, Speed
+from hpcfl.schedule.speeds.base import NO_ATTEMPT, Speed, check_together
 
 special, optimize = Lazy("scipy.special"), Lazy("scipy.optimize")
 REMEMBERED = 4
@@ -123,13 +123,10 @@ class Law(Speed):
             raise UsageError(f"speed.slow_rounds = {self.slow_rounds:g}: {why}")
         if self.persistence and not self.within:
             raise refusal("speed.persistence", "0 with speed.within = 0: all visits take the same", self.persistence, 0)
-        if self.lag is not None and not self.redrawn:
-            raise no_meaning("speed.lag", self.lag, "speed.within = 0: all visits take the same")
-        if self.lag is not None and (clock != "simulated" or participation.by_arrivals):
-            said = f"clock = '{clock}'" if clock != "simulated" else "participation.close = 'arrivals'"
-            raise UsageError(
-                f"speed.lag = {self.lag:g} is of rounds in simulated time, which begin together; got {said}"
-            )
+        if self.lag is not None:
+            if not self.redrawn:
+                raise no_meaning("speed.lag", self.lag, "speed.within = 0: all visits take the same")
+            check_together(f"speed.lag = {self.lag:g} is of rounds whose visits begin together", participation, clock)
 
     def paces(self, seed: int, clients: int) -> Floats:
         paces = self._means(seed, clients)

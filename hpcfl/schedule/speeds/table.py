@@ -16,7 +16,7 @@ from hpcfl.data.formats.csv_file import Columns, check_names, read_csv
 from hpcfl.data.formats.hdf5_file import dataset, opened
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.plan import Attempt
-from hpcfl.schedule.speeds.base import Speed
+from hpcfl.schedule.speeds.base import Speed, check_together
 from hpcfl.schedule.speeds.drawn import check_end, reaching, seconds_at
 
 KINDS = (
@@ -122,10 +122,9 @@ class Table(Speed):
         return f" in round {round_}" if "round" in self.columns else ""
 
     def check(self, participation: Participation, clock: str = "simulated") -> None:
-        if self.by_time and (clock != "simulated" or participation.by_arrivals):
-            why = "says how long visits of rounds take that begin at some time, in simulated time"
-            said = f"clock = '{clock}'" if clock != "simulated" else "participation.close = 'arrivals'"
-            raise UsageError(f"speed.file = {self.file!r} {why}, got {said}")
+        if self.by_time:
+            why = "says how long visits of rounds take that begin at some time"
+            check_together(f"speed.file = {self.file!r} {why}", participation, clock)
         if not self.needs_end:
             return
         check_end(participation, f"speed.file = {self.file!r} says how far visits are")
