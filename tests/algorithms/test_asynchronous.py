@@ -256,6 +256,27 @@ def test_ringleader_and_delay_adaptive_steps_are_what_code_of_authors_does(run: 
     np.testing.assert_allclose(toy.path(40), run["delay_adaptive"], rtol=0, atol=1e-9)
 
 
+TOGETHER = json.loads((ROOT / "tests" / "judges" / "recorded" / "async-nesterov.json").read_text(encoding="utf-8"))
+ALONE = [run for run in TOGETHER["runs"] if run["grace"] == 0 and len({each[0] for each in run["reached"]}) == 40]
+"""What the notebook on asynchronous local SGD reached where each worker leaves as soon as it has arrived."""
+
+
+@pytest.mark.parametrize("run", ALONE, ids=lambda run: f"{run['method']}-{run['weight']}-{run['seconds'][0]}")
+def test_an_outer_nesterov_step_with_each_arrival_or_four_is_what_code_of_its_authors_does(run: dict[str, Any]) -> None:
+    """It multiplies each change by √4/4, which is half the rate here; means of four it takes as they are."""
+    every, outer = 4 if run["method"] == "delayed_sgd" else 1, run["outer"]
+    task = quadratics(run["centres"], start=run["start"])
+    method = FedAvg(epochs=0, steps=run["steps"], batch=0, lr=run["pull"], weights="uniform")
+    server = ServerOptimizer(
+        optimizer="nesterov", lr=outer["lr"] / (1 if every == 4 else 2), betas=(outer["momentum"],)
+    )
+    stale = Staleness(weight="polynomial", a=0.5) if run["weight"] == "polynomial" else Staleness()
+    seconds = [run["steps"] * each for each in run["seconds"]]
+    toy = Arriving(with_server_optimizer(method, task, server), task, seconds, stale, buffer=every, dispatch="reporter")
+    wanted = [(now, w) for now, _, _, w in run["reached"]][every - 1 :: every]
+    np.testing.assert_allclose(toy.path(len(wanted)), wanted, rtol=0, atol=1e-9)
+
+
 def test_ringleader_of_one_client_is_sgd() -> None:
     toy = Arriving(Ringleader(batch=0, lr=0.5), quadratics([0.0], start=8.0), [1.0], buffer=1, dispatch="reporter")
     reached(toy.path(3), (1.0, 4.0), (2.0, 2.0), (3.0, 1.0))

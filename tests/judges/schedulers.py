@@ -1,4 +1,4 @@
-"""FedCompass and FedQueue: who works how long, and what counts when.
+"""FedCompass, FedQueue, and asynchronous Nesterov: who works how long, and what counts when.
 
 A client's visit v takes ``seconds[i][v]`` for each step, FedQueue's also ``delays[i][v]`` before the first; beyond
 their end the lists begin anew. ``change(i, w, steps)``, FedQueue's ``change(i, w, steps, factor)``, is what a visit
@@ -11,10 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import floor, inf
+from math import floor, inf, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from judges.plain import Params
+from judges.server import Server
 
 Vector = np.ndarray[Any, Any]
 
@@ -188,3 +191,32 @@ def queue(
             timer = now + (1 + tolerance) * t_sync
         if len(here) + len(late) == n:
             merge(now)
+
+
+def nesterov(
+    seconds: Sequence[float], w: Params, change: Callable[[int, Params], Params], move: Server,
+    s: Callable[[int], float], *, arrivals: int, grace: float = 0.0, every: int = 1,
+) -> list[tuple[float, int, int, Params]]:  # fmt: skip
+    """Local SGD of Liu et al. (2024), arXiv 2401.09135, as their notebook simulates it: time, client, staleness and w.
+
+    A step with each arrival is of ``s(x) Δ / √n``, one with `every` so many of their mean, whatever their staleness.
+    Who arrives within `grace` of the first counts on its own, and all of these leave with the last of them.
+    """
+    n, found = len(seconds), list[tuple[float, int, int, Params]]()
+    due, began, sent, first, now = list(seconds), [0] * n, [w] * n, 0.0, -inf
+    mean: Params = {}
+    while len(found) < arrivals:
+        i = min(range(n), key=lambda j: due[j])
+        if not found or due[i] - first > grace:
+            for j in (j for j in range(n) if due[j] == inf):
+                due[j], began[j], sent[j] = now + seconds[j], len(found), w
+            i = min(range(n), key=lambda j: due[j])
+            first = due[i]
+        now, x, delta = due[i], len(found) - began[i], change(i, sent[i])
+        share = s(x) / sqrt(n) if every == 1 else 1 / every
+        mean = {name: mean.get(name, 0.0) + share * d for name, d in delta.items()}
+        if (len(found) + 1) % every == 0:
+            w, mean = move(w, mean), {}
+        found.append((now, i, x, w))
+        due[i] = inf
+    return found

@@ -1,4 +1,4 @@
-"""FedCompass and FedQueue as loops from their papers have them are what code of their authors does."""
+"""FedCompass, FedQueue and asynchronous Nesterov: loops from their papers do what code of their authors does."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from judges import schedulers
 from judges.arrivals import hinge, polynomial
+from judges.plain import Params
+from judges.server import Momentum
 
 RECORDED = Path(__file__).parent / "recorded"
 LAWS: dict[str, Any] = {
@@ -94,3 +97,20 @@ def test_queue(run: dict[str, Any], form: str) -> None:
     found = schedulers.queue(*given, models=form == "models", **keys)
     agrees(found, run, form)
     same(found.arrivals, [arrival[:3] for arrival in run["arrivals"]])
+
+
+@pytest.mark.parametrize("run", runs("async-nesterov"))
+def test_nesterov(run: dict[str, Any]) -> None:
+    def changed(i: int, w: Params) -> Params:
+        return {"w": (run["centres"][i] - w["w"]) * (1 - (1 - run["pull"]) ** run["steps"])}
+
+    outer = run["outer"]
+    found = schedulers.nesterov(
+        [run["steps"] * each for each in run["seconds"]],
+        {"w": torch.tensor(run["start"], dtype=torch.float64)},
+        changed,
+        Momentum(outer["lr"], outer["momentum"], nesterov=outer.get("nesterov", False)),
+        partial(polynomial, a=0.5 if run["weight"] == "polynomial" else 0.0),
+        **{"arrivals": run["arrivals"], "grace": run["grace"], "every": 4 if run["method"] == "delayed_sgd" else 1},
+    )
+    same([(now, i, x, float(w["w"])) for now, i, x, w in found], run["reached"])
