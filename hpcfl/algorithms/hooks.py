@@ -163,6 +163,11 @@ class Hooks(ConfigBase):
         return 0, 0
 
     @property
+    def scales_steps(self) -> bool:
+        """Whether the size of a visit's local steps is multiplied by `Visits.rate`."""
+        return False
+
+    @property
     def splits_last(self) -> bool:
         """Whether visits can send the layers of the last of their steps one by one, see `last_step`."""
         return False

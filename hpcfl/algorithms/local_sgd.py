@@ -279,6 +279,10 @@ class LocalSgd(LocalTraining):
     def splits_last(self) -> bool:
         return self.steps > 0 and self.plain(LocalSgd) and not self.averages_personal
 
+    @property
+    def scales_steps(self) -> bool:
+        return type(self).train is LocalSgd.train
+
     def plain(self, method: type[LocalSgd]) -> bool:
         """Return whether a visit is SGD on the mean loss by the `train` of a method, and nothing else."""
         same = {"train": method} | dict.fromkeys(("objective", "minimised", "after", "local_steps"), LocalSgd)
@@ -298,8 +302,9 @@ class LocalSgd(LocalTraining):
     def train(self, task: Task, shared: State, params: State, memory: State, visits: Visits) -> Tensor:
         moments, personal = self.kept(params, memory)
         objective = self.minimised(task, shared, personal, visits)
-        batches = self.local_steps(task, visits)
-        return self.optimiser_in(visits.round).train(task, params, batches, moments or None, objective=objective)
+        batches, optimiser = self.local_steps(task, visits), self.optimiser_in(visits.round)
+        optimiser = replace(optimiser, lr=optimiser.lr * visits.rate)
+        return optimiser.train(task, params, batches, moments or None, objective=objective)
 
     def kept_after(self, shared: State, params: State, memory: State) -> State:
         if type(self).after is LocalSgd.after:

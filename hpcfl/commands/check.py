@@ -124,6 +124,8 @@ def _closing(job: Job, ranks: int) -> Facts:
         ends.append(f"after {rules.bound:g} s")
     elif rules.bound is not None:
         ends.append("by an adaptive deadline" if rules.adaptive else "by a schedule of deadlines")
+    if rules.scheduled:
+        ends.append(f"as {rules.dispatch} says")
     if rules.by_arrivals:
         at_work, most = _at_work(job, ranks), rules.max_staleness
         old = "" if most is None else f", of {most} versions before at most"

@@ -52,6 +52,7 @@ from hpcfl.schedule.doubling import Doubling
 from hpcfl.schedule.link import UNLIMITED, Link
 from hpcfl.schedule.oracle import Oracle
 from hpcfl.schedule.participation import Participation, Staleness
+from hpcfl.schedule.scheduler import Scheduler
 from hpcfl.schedule.speeds import Speed
 from hpcfl.sums.guard import Guard
 
@@ -142,6 +143,7 @@ class Config(ConfigBase):
     weighting: Weighting = Weighting()
     message: Compression = Compression()
     staleness: Staleness = Staleness()
+    scheduler: Scheduler = Scheduler()
     doubling: Doubling = Doubling()
     guard: Guard = Guard()
     oracle: Oracle = Oracle()
@@ -263,6 +265,7 @@ class Config(ConfigBase):
             kept_by = "weighting.correct = 'remembered'"
         without = "" if self.algorithm.shares_model else f"algorithm.name = '{self.algorithm.name}'"
         self.staleness.check(how[0], self.clients, kept_by, without)
+        self._check_scheduler()
         if self.algorithm.needs_all and self.model.train != EVERYTHING:
             key = f"model.train: algorithm.name = '{self.algorithm.name}' {self.algorithm.needs_all}"
             raise refusal(key, "all to be trained", self.model.train, EVERYTHING)
@@ -272,6 +275,22 @@ class Config(ConfigBase):
         self.weighting.check(self.algorithm, *how, self.clock)
         self.message.check(self.algorithm, self.clock, self.weighting.correct)
         self._check_effect()
+
+    def _check_scheduler(self) -> None:
+        """Raise UsageError where clients cannot be sent out by a rule, or changes not be divided so."""
+        varies = f"speed.model = '{self.speed.model}'" if self.speed.replays else ""
+        if self.availability.model != "always":
+            varies = f"availability.model = '{self.availability.model}'"
+        self.scheduler.check(self.participation, self.algorithm, self.clock, varies)
+        if self.staleness.divisor != "visits":
+            what = f"staleness.divisor = '{self.staleness.divisor}'"
+            if self.clock != "simulated":
+                raise UsageError(f"{what} is of simulated time: expected clock = 'simulated', got '{self.clock}'")
+            try:
+                self.algorithm.mean_weights()
+            except UsageError:
+                why = f"algorithm.name = '{self.algorithm.name}', which does more than to take means of changes"
+                raise no_meaning("staleness.divisor", self.staleness.divisor, why) from None
 
     def _check_visit_times(self) -> None:
         """Raise UsageError where what visits take beside computing does not go with the other sections."""

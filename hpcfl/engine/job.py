@@ -215,7 +215,8 @@ class Job:
         done = (before + done) / (before + 1) if before else done
         rules = config.participation, config.speed, self.algorithm
         facts = *rules, sizes, done, config.seed, config.clock, config.doubling, config.staleness
-        planner = Planner(*facts, availability=config.availability)
+        weights = "uniform" if config.staleness.divisor == "visits" else config.algorithm.mean_weights()
+        planner = Planner(*facts, availability=config.availability, scheduler=config.scheduler, weights=weights)
         planner.visit_times = self._visit_times(planner)
         return planner
 
@@ -336,7 +337,9 @@ class Job:
             steps = self.planner.visit_steps[0][clients]
         chances = None if plan.step_chances is None else plan.step_chances[rows]
         known = plan.arrival[rows], closed, steps
-        return Visits(plan.round, clients, depth, sizes, *known, number=plan.number, step_chances=chances)
+        rates = None if plan.arrivals is None else plan.arrivals.rates
+        rate = 1.0 if rates is None else float(rates[0])  # all visits of a part have the same
+        return Visits(plan.round, clients, depth, sizes, *known, number=plan.number, step_chances=chances, rate=rate)
 
     def members(self, clients: Ints) -> Ints:
         """Return the places of those `clients` that take part in the run, int64 [n]."""

@@ -89,6 +89,7 @@ ARRIVALS = [
     Column("arrival_seconds", ("arrival",), "float64", "when it arrived, since the start of the run", "s"),
 ]
 ARRIVAL_STEPS = Column("arrival_steps", ("arrival",), "int64", "local steps that counted")
+ARRIVAL_RATE = Column("arrival_rate", ("arrival",), "float64", "by what the visit's step size was multiplied")
 ORACLE = (
     Column("gradients", (), "int64", "gradients of single samples, the most that a visit that counted has computed"),
     Column("server_gradients", (), "int64", "gradients of single samples that the server's step has computed"),
@@ -107,9 +108,11 @@ STEPS = Column("steps", ("client",), "int64", "local steps of the client that co
 def columns(job: Job) -> list[Column]:
     """All columns of a run; UsageError where a metric has the name of another one."""
     found = [*COLUMNS, *(ORACLE if job.config.oracle.record else ())]
-    found += [STEPS] if job.config.participation.by_steps or job.config.participation.work == "speed" else []
+    rules = job.config.participation
+    found += [STEPS] if rules.sets_steps or rules.work == "speed" else []
     if job.config.rules.by_arrivals:
-        found += ARRIVALS + ([ARRIVAL_STEPS] if job.config.participation.by_steps else [])
+        found += ARRIVALS + ([ARRIVAL_STEPS] if rules.sets_steps else [])
+        found += [ARRIVAL_RATE] if rules.dispatch == "fedqueue" else []
     found += [Column(name, (), "float64", text) for name, text in job.algorithm.metric_columns.items()]
     taken = {column.name for column in found}
     for name in job.task.metrics:
@@ -357,7 +360,7 @@ class Recorder:
         fates: Ints = np.full(self.job.config.clients, -1)
         fates[plan.at_work] = Fate.CANCELLED if plan.round + 1 == self.job.config.rounds else Fate.UNDER_WAY
         short = plan.depth > 1
-        if plan.steps is not None:
+        if plan.steps is not None and self.job.config.participation.by_steps:
             short |= plan.steps < self.job.planner.visit_steps[0][plan.cohort]
         came = np.where(plan.counted, np.where(short, Fate.PARTIAL, Fate.COUNTED), Fate.LATE)
         fates[plan.cohort] = came  # of several visits of a client the last one
@@ -394,7 +397,7 @@ class Recorder:
     def plan_columns(self, plan: Plan) -> dict[str, Any]:
         """The columns that follow from the plan alone."""
         row = self._arrival_columns(plan)
-        if self.job.config.participation.by_steps:
+        if self.job.config.participation.sets_steps:
             counted = np.zeros_like(plan.depth) if plan.steps is None else np.where(plan.counted, plan.steps, 0)
             row["steps"] = self._by_client(plan, counted, -1)
         elif self.job.config.participation.work == "speed":
@@ -430,10 +433,12 @@ class Recorder:
         }
         if plan.steps is not None:
             columns["steps"] = plan.steps
+        if known.rates is not None and self.job.config.participation.dispatch == "fedqueue":
+            columns["rate"] = known.rates
         rest = self.job.config.rules.slots(self.job.config.clients) - len(order)
         return {
             f"arrival_{name}": np.pad(
-                values[order], (0, rest), constant_values=np.nan if name.endswith("seconds") else -1
+                values[order], (0, rest), constant_values=np.nan if values.dtype.kind == "f" else -1
             )
             for name, values in columns.items()
         }

@@ -90,6 +90,8 @@ class Visits:
     """How many visits these clients have begun before with the same state: each draws batches of its own."""
     step_chances: Floats | None = None
     """Chance that so many of each one's local steps, 1 … T, are done and count, ``[c, T]``; None: nobody asks."""
+    rate: float = 1.0
+    """By what the size of their steps is multiplied."""
 
     @classmethod
     def for_test(cls, round: int, clients: Ints) -> Visits:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from itertools import pairwise
 from math import inf
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -74,9 +74,11 @@ class Participation(ConfigBase):
     stop_stale: bool = False
     """Stop a visit as soon as it is too old by `max_staleness`, and send a client out instead; else it goes on to its
     end, in vain (``close = "arrivals"`` only)."""
-    dispatch: Literal["uniform", "reporter"] = "uniform"
+    dispatch: Literal["uniform", "reporter", "fedcompass", "fedqueue"] = "uniform"
     """Who is sent out when a client has reported (``close = "arrivals"`` only). ``uniform``: any of those that are not
-    at work, drawn uniformly. ``reporter``: the same one."""
+    at work, drawn uniformly. ``reporter``: the same one. ``fedcompass``, ``fedqueue``: who was merged, with as many
+    local steps as ``[scheduler]`` lets that rule choose, which says too when the server takes a step (simulated time;
+    see `hpcfl.schedule.scheduler`)."""
     once_per_version: bool = False
     """Send a client out at most once with the same state (``close = "arrivals"`` only); else one that has reported may
     begin anew with it, with other samples."""
@@ -178,7 +180,14 @@ class Participation(ConfigBase):
 
     def _check_arrivals(self, members: int, at_work: int) -> None:
         check_within("participation.concurrency", at_work, 1, members)
-        if self.every_client:
+        if self.scheduled:
+            unset = ("concurrency", "buffer", "grace", "deadline", "every_client", "max_staleness", "max_seconds")
+            for key in (*unset, "stop_stale", "once_per_version", "partial", "work"):
+                good: Any = type(self).model_fields[key].default
+                if (value := getattr(self, key)) != good:
+                    what = f"{toml(good)} with participation.dispatch = '{self.dispatch}', which sees to it"
+                    raise refusal(f"participation.{key}", what, value, good)
+        elif self.every_client:
             why = " with participation.every_client = true"
             if self.buffer is None or self.buffer < members:
                 least = f"{members} or more{why}, one visit per client"
@@ -225,6 +234,11 @@ class Participation(ConfigBase):
         return self.close == "arrivals"
 
     @property
+    def scheduled(self) -> bool:
+        """Whether a rule says how many steps who is sent out takes, and whose visits the server takes together."""
+        return self.by_arrivals and self.dispatch in ("fedcompass", "fedqueue")
+
+    @property
     def most_per_version(self) -> int | None:
         """How many visits a client may begin with the same state; None: any number."""
         if self.once_per_version:
@@ -261,6 +275,11 @@ class Participation(ConfigBase):
     @property
     def by_steps(self) -> bool:
         return self.partial == "steps"
+
+    @property
+    def sets_steps(self) -> bool:
+        """Whether a round's plan says how many local steps each visit takes."""
+        return self.by_steps or self.scheduled
 
     @property
     def by_time(self) -> bool:
@@ -341,6 +360,10 @@ class Staleness(ConfigBase):
     (Mishchenko et al., NeurIPS 2022). ``harmonic``: 1/(1 + ax). ``exponential``: e^(−ax) (FedQueue has both)."""
     a: float | None = Field(None, gt=0)
     """How fast it falls: by default 0.5 of ``polynomial``, FedBuff's, 10 of ``hinge``, and 1 of the others."""
+    divisor: Literal["visits", "weights", "clients"] = "visits"
+    """What the sum of changes, each times its weight and s, is divided by. ``visits``: the weights of the visits that
+    have come. ``weights``: these times s, so that what counts adds up to 1 (FedQueue). ``clients``: the weights of all
+    clients (FedCompass). The last two in simulated time."""
     b: int | None = Field(None, ge=0)
     """The staleness up to which it is 1: by default 4 of ``hinge``, and of ``adaptive`` `participation.concurrency`."""
 
@@ -355,10 +378,14 @@ class Staleness(ConfigBase):
         `without`: the method, where it shares nothing.
         """
         choice = "staleness.weight"
-        if self.weight != "constant":
-            if participation.close != "arrivals":
+        for key, idle in (("weight", "constant"), ("divisor", "visits")):
+            if (value := getattr(self, key)) != idle and participation.close != "arrivals":
                 beside, other = (f"participation.close = '{word}'" for word in (participation.close, "arrivals"))
-                raise no_meaning(choice, self.weight, beside, other)
+                raise no_meaning(f"staleness.{key}", value, beside, other)
+        if self.divisor == "weights" and self.weight == "constant":
+            beside, other = (f"staleness.weight = '{word}'" for word in ("constant", "harmonic"))
+            raise no_meaning("staleness.divisor", self.divisor, beside, other)
+        if self.weight != "constant":
             if participation.every_client:
                 why = "with participation.every_client = true, which takes gradients of the newest version only"
                 raise refusal(choice, f"'constant' {why}", self.weight, "'constant'")

@@ -162,6 +162,8 @@ class Arrivals:
         What each change counts, by its staleness or by how often its client reported.
     waiting, served : int64 [m]
         Who was at work when it ended, ascending ids, and the rounds whose states they had in their hands.
+    rates : float64, optional
+        By what each one's step size was multiplied; None: by nothing.
     """
 
     versions: Ints
@@ -170,11 +172,12 @@ class Arrivals:
     factors: Floats
     waiting: Ints
     served: Ints
+    rates: Floats | None = None
 
     def of(self, rows: Ints) -> Arrivals:
         """Return the same of some visits."""
         own = {name: getattr(self, name)[rows] for name in ("versions", "numbers", "times", "factors")}
-        return replace(self, **own)
+        return replace(self, **own, rates=None if self.rates is None else self.rates[rows])
 
 
 @dataclass(frozen=True)
@@ -267,7 +270,9 @@ class Plan:
         if self.arrivals is None:
             return [self]
         wave = np.arange(len(self.cohort)) - np.searchsorted(self.cohort, self.cohort)
-        kinds, parts = np.stack([wave, self.arrivals.versions, self.arrivals.numbers], 1), list[Plan]()
+        alike = wave, self.arrivals.versions, self.arrivals.numbers
+        rates = () if self.arrivals.rates is None else (self.arrivals.rates,)
+        kinds, parts = np.stack([*alike, *rates], 1), list[Plan]()
         for kind in np.unique(kinds, axis=0):
             rows = np.flatnonzero((kinds == kind).all(1))
             own = {name: getattr(self, name)[rows] for name in ("cohort", "seconds", "depth", "arrival")}

@@ -30,6 +30,7 @@ from hpcfl.schedule.availability import Availability, Presence
 from hpcfl.schedule.doubling import Doubling, Stage, Theory, entered, stages, wanted
 from hpcfl.schedule.participation import Participation, Staleness
 from hpcfl.schedule.plan import Arrivals, Attempt, Fate, Plan
+from hpcfl.schedule.scheduler import RULES, Known, Scheduler
 from hpcfl.schedule.speeds.base import CLOSE, Speed
 from hpcfl.schedule.visit_times import VisitTimes
 
@@ -49,6 +50,8 @@ class Method(Protocol):
 
     @property
     def splits_last(self) -> bool: ...
+    @property
+    def scales_steps(self) -> bool: ...
     @property
     def name(self) -> str: ...
     @property
@@ -75,6 +78,8 @@ class Planner:
     staleness: Staleness = field(default_factory=Staleness)
     visit_times: VisitTimes | None = None
     availability: Availability = field(default_factory=Availability)
+    scheduler: Scheduler = field(default_factory=Scheduler)
+    weights: str = "uniform"  # of clients in means, where `Staleness.divisor` asks for them
     _seconds: deque[float] = field(init=False)  # of past visits
 
     def __post_init__(self) -> None:
@@ -149,7 +154,9 @@ class Planner:
         """
         if self.rules.by_arrivals:
             taped = self.speed.arrived(first, self.staleness, self.whole, self.participation.by_steps)
-            yield from taped or Queue(self, flights or Flights.none(self.clients)).plans(first)
+            queue = Scheduled if self.rules.scheduled else Queue
+            plans = taped or queue(self, flights or Flights.none(self.clients)).plans(first)
+            yield from map(self._divided, plans)
             return
         planner = replace(self)  # one that has seen nothing yet
         earlier = self.participation.adaptive  # such a rule must see what came before
@@ -159,6 +166,20 @@ class Planner:
             begins += plan.duration
             if round_ >= first:
                 yield plan
+
+    def _divided(self, plan: Plan) -> Plan:
+        """Return a round that arrivals have ended whose changes are divided as `Staleness.divisor` says.
+
+        The server divides by the weights of the visits, so factors make up for the rest.
+        """
+        if self.staleness.divisor == "visits" or plan.arrivals is None or not len(plan.cohort):
+            return plan
+        factors = plan.arrivals.factors
+        weights = np.ones(self.clients) if self.weights == "uniform" else self.sizes.astype(np.float64)
+        own = weights[plan.cohort]
+        divisor = weights[self.members].sum() if self.staleness.divisor == "clients" else own @ factors
+        arrivals = replace(plan.arrivals, factors=factors * (own.sum() / divisor))
+        return replace(plan, arrivals=arrivals)
 
     def _planned(self, round: int, stage: int, begins: float) -> Plan:
         if not self.algorithm.invites(round):
@@ -518,7 +539,7 @@ MOST_FRUITLESS = 100_000
 """After so many arrivals in a row of which nothing counts, a run is given up."""
 Came = tuple[int, int, int, float, float, int, int]
 """Client, version, number, time of arrival, seconds of a whole visit, depth, steps."""
-PREFIX = "flight "  # begins the names of what a checkpoint remembers
+PREFIX, KNOWN = "flight ", "known "  # begin the names of what a checkpoint remembers
 
 
 @dataclass
@@ -540,6 +561,8 @@ class Flights:
         How often it was drawn who is sent out: each draw has a key of its own.
     leaves : bool [clients]
         Whether, when it is due, it leaves without having done its visit.
+    known : Known
+        What a rule of dispatch knows of clients, see `hpcfl.schedule.scheduler`.
     """
 
     version: Ints
@@ -548,6 +571,7 @@ class Flights:
     leaves: NDArray[np.bool_]
     now: float = 0.0
     drawn: int = 0
+    known: Known = field(default_factory=dict)
 
     @classmethod
     def none(cls, clients: int) -> Flights:
@@ -564,9 +588,10 @@ class Flights:
         """Return what a checkpoint remembers, arrays by name; nothing where nobody was ever sent out."""
         if (self.version < 0).all():
             return {}
-        return {
-            PREFIX + name: np.asarray(value) for name, value in vars(self).items() if name != "leaves" or value.any()
-        }
+        own = {name: np.asarray(value) for name, value in vars(self).items() if name not in ("leaves", "known")}
+        own |= {"leaves": self.leaves} if self.leaves.any() else {}
+        own |= {KNOWN + name: value.copy() for name, value in self.known.items()}
+        return {PREFIX + name: value for name, value in own.items()}
 
     @classmethod
     def restored(cls, saved: Mapping[str, Any], clients: int) -> Flights:
@@ -576,7 +601,9 @@ class Flights:
         version, number, due = (saved[PREFIX + name].copy() for name in ("version", "number", "due"))
         leaves = np.zeros(clients, dtype=np.bool_)  # checkpoints of runs whose clients stay do not have it
         leaves |= saved.get(PREFIX + "leaves", leaves).astype(np.bool_)
-        return cls(version, number, due, leaves, float(saved[PREFIX + "now"]), int(saved[PREFIX + "drawn"]))
+        start = PREFIX + KNOWN
+        known = {name.removeprefix(start): value.copy() for name, value in saved.items() if name.startswith(start)}
+        return cls(version, number, due, leaves, float(saved[PREFIX + "now"]), int(saved[PREFIX + "drawn"]), known)
 
     def chosen(self, seed: int, rules: Participation, members: Ints, round: int) -> Ints:
         """Return who of the `members` is sent out now, with the state of this round, ascending ids."""
@@ -701,11 +728,9 @@ class Queue:
         """Say how long the visits of clients that begin alike take, and how far they come."""
         if not len(clients):
             return
-        run, flights, rules = self.run, self.flights, self.rules
-        round_, number = int(flights.version[clients[0]]), int(flights.number[clients[0]])
-        ends = rules.max_seconds or run.participation.closes_after(round_, ())
-        attempt = Attempt(run.seed, run.clients, run.work_fractions, round_, number, run.members, ends)
-        places = np.searchsorted(run.members, clients)  # models may draw for all at once
+        run, rules = self.run, self.rules
+        attempt = self._attempt(clients)
+        places = np.searchsorted(run.members, clients)
         seconds = run.times.seconds(attempt)
         self.seconds[clients] = seconds[places]
         if rules.max_seconds is not None:
@@ -713,6 +738,75 @@ class Queue:
             self.depth[clients] = depth[places]
             if steps is not None:
                 self.steps[clients] = steps[places]
+
+    def _attempt(self, clients: Ints) -> Attempt:
+        """Return that by which visits are drawn which begin alike: of all members, since models may draw for all."""
+        run, flights = self.run, self.flights
+        round_, number = int(flights.version[clients[0]]), int(flights.number[clients[0]])
+        ends = self.rules.max_seconds or run.participation.closes_after(round_, ())
+        return Attempt(run.seed, run.clients, run.work_fractions, round_, number, run.members, ends)
+
+
+class Scheduled(Queue):
+    """Arrivals where a rule says how many steps each client takes, and whose visits are merged when."""
+
+    def __init__(self, run: Planner, flights: Flights) -> None:
+        most = int(run.visit_steps[0].max())
+        self.rule = RULES[run.rules.dispatch](run.scheduler, most, run.clients, run.members, flights.known)
+        self.waits: Floats = np.zeros(run.clients)
+        super().__init__(run, flights)
+
+    def _planned(self, round: int) -> Plan:
+        flights, rule, start = self.flights, self.rule, self.flights.now
+        self._depart(self.run.members[np.isnan(flights.due[self.run.members])], round)
+        merged: Ints = np.zeros(0, dtype=np.int64)
+        came: list[Came] = []  # what has missed its merge counts in the next one
+        while not len(merged):
+            client = int(np.nanargmin(flights.due))
+            flights.now = min(float(flights.due[client]), rule.ends)
+            if flights.now == inf:
+                raise RunError(f"round {round}: nobody arrives any more: every visit that is under way takes for ever")
+            if flights.due[client] > rule.ends:
+                merged = rule.close(flights.now)
+                continue
+            flights.due[client] = inf  # until it is merged
+            waited = float(self.waits[client])
+            found = rule.arrive(client, flights.now, waited, float(self.seconds[client]) - waited)
+            if found is None:
+                came.append(self._row(client))
+                self._depart(np.array([client]), round)
+            else:
+                merged = found
+        came += map(self._row, merged.tolist())
+        flights.due[merged] = np.nan
+        plan = planned(self.run, round, came, flights, start, inf, {})
+        assert plan.arrivals is not None
+        return replace(plan, arrivals=replace(plan.arrivals, rates=flights.known["rate"][plan.cohort]))
+
+    def _row(self, client: int) -> Came:
+        flights, known = self.flights, self.flights.known
+        begun = int(flights.version[client]), int(flights.number[client])
+        return client, *begun, float(known["came"][client]), float(self.seconds[client]), 1, int(known["steps"][client])
+
+    def _depart(self, clients: Ints, round: int) -> None:
+        """Send clients out with the state of a round."""
+        flights = self.flights
+        if not len(clients):
+            return
+        self.rule.depart(clients, flights.now)
+        flights.leave(clients, round)
+        for number in np.unique(flights.number[clients]).tolist():
+            self._draw(clients[flights.number[clients] == number])
+        flights.due[clients] = flights.now + self.run.times.communication + self.seconds[clients]
+
+    def _draw(self, clients: Ints) -> None:
+        if not len(clients):
+            return
+        run, attempt = self.run, self._attempt(clients)
+        places = np.searchsorted(run.members, clients)
+        share = (self.flights.known["steps"] / run.visit_steps[0])[run.members]
+        self.seconds[clients] = run.times.lasting(attempt, share)[places]
+        self.waits[clients] = run.times.waits(attempt)[places]
 
 
 def counts(run: Planner, rules: Participation, staleness: int, depth: int, steps: int) -> bool:
@@ -772,6 +866,6 @@ def planned(
         *(layers, round, cohort, seconds, depth, flights.now - start),
         arrivals=Arrivals(versions, numbers, times, factors, waiting, flights.version[waiting]),
         closes_after=closes_after if closes_after < inf else np.nan,
-        steps=steps if run.participation.by_steps else None,
+        steps=steps if rules.sets_steps else None,
         ended=ended,
     )

@@ -89,6 +89,10 @@ class VisitTimes:
         computes = self._work[attempt.cohort] * self._drawn(attempt)
         return np.where(seconds <= end, 1.0, np.clip((end - (seconds - computes)) / computes, 0.0, 1.0))
 
+    def lasting(self, attempt: Attempt, share: Floats) -> Floats:
+        """Return the seconds of visits that do a `share` of their steps and no more, float64 [n]."""
+        return self.seconds(attempt) - (1 - share) * self._work[attempt.cohort] * self._drawn(attempt)
+
     def _drawn(self, attempt: Attempt) -> Floats:
         return self.speed.seconds(self._unscaled(attempt))
 
@@ -99,7 +103,7 @@ class VisitTimes:
     def _timeline(self, attempt: Attempt, computes: Floats) -> Timeline:
         cohort, lines = attempt.cohort, self._lines
         computes = self._work[cohort] * computes
-        begins = self._fixed[cohort] + self._waits(attempt)
+        begins = self._fixed[cohort] + self.waits(attempt)
         ready, up = begins[:, None] + np.outer(computes, attempt.work_fractions), self._sent(attempt)
         if self.link.server == UNLIMITED:
             there, last = np.empty_like(ready), np.zeros(len(cohort))
@@ -115,7 +119,8 @@ class VisitTimes:
         up = self.up[attempt.cohort].astype(np.float64)
         return up if attempt.layers == up.shape[1] else up.sum(1, keepdims=True)
 
-    def _waits(self, attempt: Attempt) -> Floats:
+    def waits(self, attempt: Attempt) -> Floats:
+        """Return what of their seconds visits wait in a queue, float64 [n]."""
         if self.wait is None:
             return np.zeros(len(attempt.cohort))
         return self.speed.scale * self.wait.seconds(_of_wait(self._unscaled(attempt)))
@@ -154,7 +159,7 @@ class VisitTimes:
         rest = rest - (self._fixed + latency)[cohort, None, None]
         work = self._work[cohort, None]
         if self.wait is None or not self.wait.redrawn:
-            rest = rest - self._waits(attempt)[:, None, None]
+            rest = rest - self.waits(attempt)[:, None, None]
             return self.speed.in_time(attempt, (rest / shares).min(2) / work)
         waits, scale = _of_wait(attempt), self.speed.scale
         if not self.speed.redrawn:

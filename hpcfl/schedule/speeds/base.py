@@ -143,6 +143,14 @@ class Speed(ConfigBase):
         """Return the share of their steps that visits which take `seconds` do by the `end`, float64 [n]."""
         return np.where(seconds <= end, 1.0, end / seconds)
 
+    def lasting(self, attempt: Attempt, share: Floats) -> Floats:
+        """Return the seconds of visits that do a `share` of their steps and no more, float64 [n]."""
+        return self.seconds(attempt) * share
+
+    def waits(self, attempt: Attempt) -> Floats:
+        """Return what of their seconds visits wait in a queue, float64 [n]."""
+        return np.zeros(len(attempt.cohort))
+
     @property
     def redrawn(self) -> bool:
         """Whether a client's visits differ by chance from round to round."""
