@@ -123,7 +123,8 @@ def _closing(job: Job, ranks: int) -> Facts:
     if isinstance(rules.bound, float):
         ends.append(f"after {rules.bound:g} s")
     elif rules.bound is not None:
-        ends.append("by an adaptive deadline" if rules.adaptive else "by a schedule of deadlines")
+        kinds = {"adaptive": "an adaptive deadline", "planned": "planned deadlines"}
+        ends.append(f"by {kinds.get(str(rules.bound), 'a schedule of deadlines')}")
     if rules.scheduled:
         ends.append(f"as {rules.dispatch} says")
     if rules.by_arrivals:
@@ -135,6 +136,8 @@ def _closing(job: Job, ranks: int) -> Facts:
     parts = "steps count" if rules.by_steps else "layers count"
     under_way = "nothing counts" if job.planner.whole and not rules.by_steps else parts
     yield "closes", f"{' or '.join(ends)}; of visits under way {under_way}" if ends else "with the last visit"
+    if job.config.participation.deadline == "planned":
+        yield from contributed("planned deadlines")(job)
 
 
 def _rounds(job: Job, ranks: int) -> Facts:
@@ -168,7 +171,8 @@ def _rounds(job: Job, ranks: int) -> Facts:
     seconds, repeats = (sum(each) / len(plans) for each in zip(*((plan.duration, plan.repeats) for plan in plans)))
     attempts = f", {repeats:.3g} void attempts included" if repeats else ""
     yield "time", f"{seconds:.3g} simulated seconds per round{attempts}"
-    yield "in all", _predicted(job, plans, ranks)
+    if job.config.participation.deadline != "planned":  # the first rounds are no sample of the others
+        yield "in all", _predicted(job, plans, ranks)
 
 
 def _predicted(job: Job, plans: Sequence[Plan], ranks: int) -> str:

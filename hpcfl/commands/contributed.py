@@ -8,6 +8,7 @@ from typing import Any
 CONTRIBUTED = {
     "bounds of salf": "hpcfl.contrib.theory.salf_bounds:facts",
     "bounds of fedlrgd": "hpcfl.contrib.theory.complexity:theory",
+    "planned deadlines": "hpcfl.contrib.theory.planned:facts",
     "oracle complexity": "hpcfl.contrib.theory.complexity:gamma",
     "optimum": "hpcfl.contrib.theory.optimum:of",
     "network": "hpcfl.contrib.network.measure:facts",

@@ -51,7 +51,7 @@ from hpcfl.schedule.cadence import Checkpoints, Evaluate, Target
 from hpcfl.schedule.doubling import Doubling
 from hpcfl.schedule.link import UNLIMITED, Link
 from hpcfl.schedule.oracle import Oracle
-from hpcfl.schedule.participation import Participation, Staleness
+from hpcfl.schedule.participation import NOT_KNOWN, Participation, Staleness
 from hpcfl.schedule.scheduler import Scheduler
 from hpcfl.schedule.speeds import Speed
 from hpcfl.sums.guard import Guard
@@ -259,6 +259,7 @@ class Config(ConfigBase):
         parts = self.participation, self.doubling, self.speed, self.algorithm
         planner.check(*parts, self.rounds, self.clients, self.clock, self.availability)
         self._check_visit_times()
+        self._check_planned()
         how = self.rules, self.times_known
         kept_by = f"algorithm.name = '{self.algorithm.name}'" if self.algorithm.keeps_sent else ""
         if self.weighting.correct == "remembered":
@@ -307,6 +308,22 @@ class Config(ConfigBase):
             key, other = ("close", "arrivals") if rules.by_arrivals else ("partial", "steps")
             why = "shares are known where the uploads of a round begin and end in it, whole or layer by layer"
             raise UsageError(f"link.server: {why}: expected another participation.{key} than '{other}'")
+
+    def _check_planned(self) -> None:
+        """Raise UsageError where deadlines cannot be planned."""
+        rules, key = self.participation, "participation.deadline = 'planned'"
+        if rules.planned_seconds is None:
+            return
+        if self.speed.replays:
+            raise UsageError(f"{key}: a replay has the deadlines of its run; did you mean speed.closing = 'rule'?")
+        if not self.times_known:
+            raise UsageError(f"{key} needs the chance that a layer arrives {NOT_KNOWN}")
+        if not self.speed.redrawn:
+            expected = "a [speed] that draws seconds anew in each round, such as 'exponential' with kind = 'dynamic'"
+            raise refusal(f"{key}: speed.model", expected, self.speed.model)
+        if rules.planned_seconds <= (least := self.rounds * rules.planned_least):
+            more = f"more than rounds · planned_least = {least:g}"
+            raise refusal("participation.planned_seconds", more, rules.planned_seconds)
 
     @property
     def adds_times(self) -> bool:

@@ -218,6 +218,8 @@ class Job:
         weights = "uniform" if config.staleness.divisor == "visits" else config.algorithm.mean_weights()
         planner = Planner(*facts, availability=config.availability, scheduler=config.scheduler, weights=weights)
         planner.visit_times = self._visit_times(planner)
+        if config.participation.deadline == "planned":
+            planner.plan_deadlines(config.rounds)
         return planner
 
     def _visit_times(self, planner: Planner) -> VisitTimes | None:

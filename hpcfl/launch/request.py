@@ -166,18 +166,21 @@ def extended(folder: Path, config: Config, rounds: int, newest: Path | None, his
 
     `history` has the changes of that number before, oldest first, beside others, as `run.h5` has them.
 
-    Nothing that is drawn or decided follows from the number of rounds, but for when a run ends: whether recorded or
-    tabled times cover them is checked with all else, and in which rounds models are evaluated here.
+    Nothing that is drawn or decided follows from the number of rounds, but for when a run ends, and planned deadlines:
+    whether recorded or tabled times cover them is checked with all else, and in which rounds models are evaluated here.
 
     Raises
     ------
     UsageError
-        If so many are done already, or if some of them would have been evaluated and were not.
+        If so many are done already, some of them would have been evaluated and were not, or deadlines are planned.
     """
     done = 0 if newest is None else number_of(newest)
     if rounds <= done:
         least = f"more than the {done} rounds that are done"
         raise UsageError(f"--rounds {rounds}: '{folder}': expected {least}; did you mean {done + 1}?")
+    if config.participation.deadline == "planned":
+        why = "its deadlines were planned for that number"
+        raise UsageError(f"--rounds {rounds}: '{folder}': expected {config.rounds}: {why}")
     changes = [change for change in reversed(history) if change["key"] == "rounds"]
 
     def then(number: int) -> int:

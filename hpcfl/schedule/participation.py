@@ -27,7 +27,9 @@ NOT_KNOWN = (
     "by the deadline, which is known neither in real time with speed.model = 'none' nor where clients leave "
     "(availability.leaves) or share an uplink (link.server), nor of a replayed run with links, queues or availability"
 )
-Deadline = float | Literal["adaptive"] | tuple[tuple[int, float], ...]
+PLANNED = ("planned_seconds", "planned_least", "planned_gamma", "planned_noise")
+"""Keys that are for deadlines which are planned."""
+Deadline = float | Literal["adaptive", "planned"] | tuple[tuple[int, float], ...]
 
 
 class Participation(ConfigBase):
@@ -53,10 +55,11 @@ class Participation(ConfigBase):
     most as many as are invited."""
     grace: float | None = Field(None, ge=0)
     """Seconds for which a round that has its `quorum`, or its `buffer` of arrivals, goes on for more; by default 0."""
-    deadline: Annotated[Deadline | None, worded("seconds, 'adaptive' or [[round, seconds], ...]")] = None
+    deadline: Annotated[Deadline | None, worded("seconds, 'adaptive', 'planned' or [[round, seconds], ...]")] = None
     """Seconds above 0 after which a round closes, fewer or more of them from some rounds on (``[[0, 1.0], [100,
-    0.5]]``), or what past visits suggest (``adaptive``). With ``close = "deadline"`` it is 1.0 by default; beside
-    ``first``, ``quorum`` and the `buffer` of ``arrivals`` it is an upper bound, by default none."""
+    0.5]]``), what past visits suggest (``adaptive``), or what is best by SALF's bound (``planned``: ADEL-FL). With
+    ``close = "deadline"`` it is 1.0 by default; beside ``first``, ``quorum`` and the `buffer` of ``arrivals`` it is an
+    upper bound, by default none."""
     concurrency: int | None = Field(None, ge=1)
     """Clients at work at any time (``close = "arrivals"`` only), in real time at most one of each rank; by default all
     that take part."""
@@ -92,6 +95,18 @@ class Participation(ConfigBase):
     that deadline."""
     adaptive_first: float = Field(10.0, gt=0)
     """Seconds that an adaptive deadline is before any visit is known."""
+    planned_seconds: float | None = Field(None, gt=0)
+    """Seconds that planned deadlines are in all, T_max (``deadline = "planned"`` only, which needs it): before the
+    first round they are chosen so that SALF's bound is least, see `hpcfl.schedule.deadlines`. Rounds that are complete
+    earlier take less, void attempts and `speed.communication` come on top."""
+    planned_least: float = Field(0.5, gt=0)
+    """The fewest seconds of a planned deadline, T_min."""
+    planned_gamma: float = Field(0.0, ge=0)
+    """γ of the bound, whose steps fall as 1/(t + γ), t = 1, 2, …: the smaller, the longer are the first deadlines.
+    SALF's ``lr/(1 + decay·k)`` falls so for γ = 1/`decay` − 1; the authors take max(8 ρ_s/ρ_c, 1) − 1."""
+    planned_noise: float = Field(1.0, ge=0)
+    """The variance of one sample's gradient over G², the bound of its mean square: at most 1. By it `hpcfl check` says
+    which part of `algorithm.batch` suits planned deadlines best."""
     min_clients: int = Field(0, ge=0)
     """A round in which fewer visits than this count is void and repeated: all is drawn anew, its time counts,
     nothing else of it does. The probabilities that an algorithm may use stay those of a single attempt."""
@@ -116,6 +131,7 @@ class Participation(ConfigBase):
         "min_clients": ("close", ("first", "quorum", "deadline")),
         "deadline": ("close", "deadline"),
         **dict.fromkeys(ARRIVALS, ("close", "arrivals")),
+        **dict.fromkeys(PLANNED, ("deadline", "planned")),
     }
     """Keys that an overlay with another word for that choice does not inherit."""
 
@@ -136,6 +152,11 @@ class Participation(ConfigBase):
         self.check_only_for("participation.", "invite", {"size": "uniform"})
         keys = "first", "quorum", "grace", *ARRIVALS
         self.check_only_for("participation.", "close", {key: self.only_for[key][1] for key in keys})
+        self.check_only_for("participation.", "deadline", dict.fromkeys(PLANNED, "planned"))
+        if self.deadline == "planned" and self.close != "deadline":
+            raise refusal("participation.close", "'deadline' with deadline = 'planned'", self.close, "'deadline'")
+        if self.deadline == "planned" and self.planned_seconds is None:
+            raise UsageError("participation.planned_seconds: deadline = 'planned' needs it")
         for key, largest in (("size", clients - self._held), ("first", invited), ("quorum", invited)):
             (choice, word), value = self.only_for[key], getattr(self, key)
             if getattr(self, choice) == word:

@@ -27,6 +27,7 @@ from hpcfl.base.errors import RunError, UsageError, listed, no_meaning, refusal
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats, Ints
 from hpcfl.schedule.availability import Availability, Presence
+from hpcfl.schedule.deadlines import planned as best_deadlines
 from hpcfl.schedule.doubling import Doubling, Stage, Theory, entered, stages, wanted
 from hpcfl.schedule.participation import Participation, Staleness
 from hpcfl.schedule.plan import Arrivals, Attempt, Fate, Plan
@@ -209,6 +210,24 @@ class Planner:
                 who = "nobody is" if need == 1 else f"fewer than participation.min_clients = {need} are"
                 raise RunError(f"round {round}: {who} there from second {start:.6g} on, and nobody comes any more")
         return now
+
+    def plan_deadlines(self, rounds: int) -> None:
+        """Put planned deadlines into the rules, as a schedule."""
+        keys = self.participation
+        assert keys.planned_seconds is not None
+        how = rounds, keys.planned_seconds, keys.planned_least, keys.planned_gamma
+        ends = best_deadlines(self.missing, *how).tolist()
+        self.participation = keys.model_copy(update={"deadline": tuple(enumerate(ends))})
+
+    def missing(self, closes_after: float) -> Floats:
+        """Return the chances that nobody reaches layer l by a deadline if all are there, float64 [L].
+
+        Of a cohort that is drawn: geometric means over cohorts.
+        """
+        facts = self.seed, self.clients, self.work_fractions, 0, 0, self.members
+        miss = self._chances(Attempt(*facts, closes_after))[1]
+        chances: Floats = miss ** (self.participation.invited(self.clients) / len(self.members))
+        return chances
 
     def void(self, attempts: int, counted: int) -> str:
         """Return what is said of a round with so many void attempts, where so many visits to the last one counted."""

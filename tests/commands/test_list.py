@@ -111,7 +111,7 @@ def test_what_is_listed_as_default_is_what_it_may_be(cls: type[ConfigBase]) -> N
         ("participation.first", ["    first = nothing (integer ≥ 1)  Visits that a round waits for"]),
         (
             "participation.deadline",
-            ["    deadline = nothing (number, 'adaptive' or [[integer, number], …])  Seconds above 0"],
+            ["    deadline = nothing (number, 'adaptive', 'planned' or [[integer, number], …])  Seconds above 0"],
         ),
         ("algorithm.salf.momentum", ["    momentum = 0.0 (number ≥ 0 and < 1)  Heavy-ball"]),
         (

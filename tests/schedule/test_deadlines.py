@@ -172,12 +172,12 @@ def test_a_setting_may_be_a_rule():
 @pytest.mark.parametrize(
     ("rule", "words"),
     [
-        ("adaptve", "participation.deadline: expected seconds, 'adaptive' or .*, got 'adaptve'$"),
-        (True, "expected seconds, 'adaptive' or .*, got True$"),
-        ([1.0, 2.0], r"expected seconds, 'adaptive' or .*, got \[1.0, 2.0\]$"),
-        ([[0.5, 2.0]], "expected seconds, 'adaptive' or "),
-        ([[0, 2.0, 3.0]], "expected seconds, 'adaptive' or "),
-        ([[0, float("nan")]], "expected seconds, 'adaptive' or "),
+        ("adaptve", "participation.deadline: expected seconds, 'adaptive', 'planned' or .*, got 'adaptve'$"),
+        (True, "expected seconds, 'adaptive', 'planned' or .*, got True$"),
+        ([1.0, 2.0], r"expected seconds, 'adaptive', 'planned' or .*, got \[1.0, 2.0\]$"),
+        ([[0.5, 2.0]], "expected seconds, 'adaptive', 'planned' or "),
+        ([[0, 2.0, 3.0]], "expected seconds, 'adaptive', 'planned' or "),
+        ([[0, float("nan")]], "expected seconds, 'adaptive', 'planned' or "),
         (float("inf"), "participation.deadline: .*finite.*, got inf$"),
         ([], r"participation.deadline: expected a first entry \[0, seconds\], got none$"),
         ([[1, 2.0]], r"expected a first entry \[0, seconds\], got one from round 1$"),
