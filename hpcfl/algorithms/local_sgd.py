@@ -132,7 +132,7 @@ class LocalTraining(Algorithm):
 
     def layout(self, task: Task) -> Layout:
         if self.personal(task) >= set(task.initial()):
-            return ({"loss": Block(())},)
+            return ({"loss": Block((), task.dtype)},)
         return super().layout(task)
 
     def init_server(self, task: Task) -> State:
