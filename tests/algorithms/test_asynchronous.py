@@ -160,6 +160,24 @@ def test_delay_adaptive_steps_are_shorter_for_what_is_old() -> None:
     toy = Arriving(Ringmaster(batch=0, lr=0.5), quadratics([0.0, 0.0], start=8.0), [1.0, 4.0], stale, **rules)
     wanted = [(1.0, 4.0), (2.0, 2.0), (3.0, 1.0), (4.0, 0.5), (4.0, -1.5), (5.0, -1.75), (6.0, -0.875)]
     reached(toy.path(7), *wanted)
+    plain = Arriving(Ringmaster(batch=0, lr=0.5), quadratics([0.0, 0.0], start=8.0), [1.0, 4.0], **rules)
+    reached(plain.path(5), *wanted[:4], (4.0, -3.5))
+
+
+def test_delay_adaptive_steps_of_what_is_fresh_are_plain_to_the_bit() -> None:
+    """Of three workers of like pace no gradient is more than three steps old."""
+    ends = []
+    for weight in ("adaptive", "constant"):
+        toy = Arriving(
+            Ringmaster(batch=0, lr=0.3),
+            quadratics([0.0, 0.0, 1.0], start=8.0),
+            [1.0, 1.1, 1.2],
+            Staleness(weight=weight),
+            buffer=1,
+            dispatch="reporter",
+        )
+        ends.append(toy.path(12))
+    assert ends[0] == ends[1]
 
 
 # ---- a buffer, then a little for more
@@ -222,7 +240,11 @@ def test_a_law_by_which_nothing_counts_less_is_refused(law: str, oldest: int) ->
             [1.0, 2.0, 5.5],
             6.0,
             0.5,
-            [(1, 6), (2, 6), (2, 6), (3, 6), (4, 6), (4, 6), (5, 6), (5.5, 4), (6, 2), (6, 0)],
+            [
+                *[(1, 6), (2, 6), (2, 6), (3, 6), (4, 6), (4, 6), (5, 6), (5.5, 4), (6, 2), (6, 0)],
+                *[(7, 0), (8, 0), (8, 0), (9, 0), (10, 0), (10, 0), (11, 0), (11, 4 / 15)],
+                *[(12, 49 / 90), (12, 37 / 45)],
+            ],
         ),
     ],
 )
@@ -317,6 +339,13 @@ def test_of_malenias_clients_those_who_report_otherwise_have_no_more_weight() ->
     factors = rules.evened(cohort[order])
     assert (factors * changes[order]).mean() == pytest.approx((2 + 5 + 8) / 3)
     assert factors.mean() == pytest.approx(1.0)
+
+
+def test_malenia_beside_ringleader() -> None:
+    """Its first step is that of Ringleader's; the others come as often as the slow one does."""
+    rules = {"buffer": 2, "max_staleness": 0, "every_client": True, "stop_stale": True}
+    toy = Arriving(FedAvg(**FIRST, lr=0.5), quadratics([0.0, 2.0], start=3.0), [1.0, 2.5], **rules)
+    reached(toy.path(3), (2.5, 2.0), (5.0, 1.5), (7.5, 1.25))
 
 
 @pytest.mark.parametrize("stops", [False, True])

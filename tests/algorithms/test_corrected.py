@@ -17,6 +17,8 @@ from helpers.toys import Rounds, Toy, W, full_batch, mlp_task, planned, quadrati
 from hpcfl import store
 from hpcfl.algorithms import Algorithm, algorithm_class
 from hpcfl.algorithms.fedavg import FedAvg
+from hpcfl.algorithms.fednova import FedNova
+from hpcfl.algorithms.heterofl import HeteroFl
 from hpcfl.algorithms.salf import Salf
 from hpcfl.algorithms.weighting import Weighting, intervals, with_correction
 from hpcfl.base.errors import UsageError
@@ -227,17 +229,92 @@ def test_steps_over_their_chances_by_hand(per_chunk):
         sent[done] = 2 * (float(known.state[W]) - 1.0) + 0.19
     assert sent == pytest.approx({0: 0.0, 1: -0.2, 2: -0.56}, abs=1e-12)
     assert 0.5 * sent[0] + 0.25 * sent[1] + 0.25 * sent[2] == pytest.approx(-0.19, abs=1e-12)
-    drawn = np.random.default_rng(0).choice(3, 100_000, p=[0.5, 0.25, 0.25])
-    means = {
-        "each step": np.choose(drawn, [sent[0], sent[1], sent[2]]),
-        "over its chance": np.choose(drawn, [0.0, -0.2, -0.38]),
-        "first order": np.choose(drawn, [0.0, -0.1, -0.19]) * 2 / 0.75,
+    ways = {
+        "each step": [sent[0], sent[1], sent[2]],
+        "over its chance": [0.0, -0.2, -0.38],
+        "first order": [0.0, -0.1 * 2 / 0.75, -0.19 * 2 / 0.75],
+        "fednova": [0.0, -0.2 / 0.5, -0.19 / 0.5],  # T Δ/τ over the chance
     }
-    assert means["each step"].var() == pytest.approx(0.0523, abs=0.001)
+    chances = np.array([0.5, 0.25, 0.25])
+    exact = {name: float(chances @ way) for name, way in ways.items()}
+    assert exact == pytest.approx(
+        {"each step": -0.19, "over its chance": -0.145, "first order": -0.58 / 3, "fednova": -0.195}
+    )
+    spread = {name: float(chances @ np.square(way)) - exact[name] ** 2 for name, way in ways.items()}
+    assert (spread["each step"], spread["over its chance"]) == pytest.approx((0.0523, 0.025075))
+    drawn = np.random.default_rng(0).choice(3, 100_000, p=chances)
+    means = {name: np.choose(drawn, way) for name, way in ways.items()}
     off = {name: abs(each.mean() + 0.19) / (each.std() / 100_000**0.5) for name, each in means.items()}
     assert off["each step"] < 3
     assert off["over its chance"] > 20
     assert off["first order"] > 3
+    assert off["fednova"] > 3
+
+
+@pytest.mark.parametrize("kind", [FedAvg, FedNova])
+def test_steps_of_one_chance_are_visits_over_it(kind):
+    """Of whole visits; FedNova's τ_eff is that of all."""
+    task, chances = mlp_task([3, 9, 7], precision="double"), np.array([0.3, 1.0, 0.6])
+    found = []
+    for by_steps in (True, False):
+        known = rounds_of(kind(lr=LR, batch=3, epochs=1), task, correct="known", by_steps=by_steps)
+        plan = replace(planned([1, 1, 1], L, 0), arrival=np.repeat(chances[:, None], L, 1))
+        steps = {"steps": np.array([1, 3, 3]), "step_chances": np.repeat(chances[:, None], 3, 1)}
+        known.step(replace(plan, **steps) if by_steps else plan)
+        found.append(known.state)
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value, atol=1e-12, rtol=0)
+
+
+class Halves(Given):
+    """Client 0 sends 1, 1; client 1, which holds the first of the two numbers only, sends −1."""
+
+    def layers(self, task):
+        return (("w",),)
+
+    def holds(self, task):
+        return np.array([0, 1])
+
+    def holders(self, task, clients, round):
+        return {"w": torch.tensor([float(len(clients)), float((clients == 0).sum())], dtype=torch.float64)}
+
+    def layout(self, task):
+        return ({"loss": Block(())}, {"w": Block((2,), torch.float64, parts=((2,), (1,)))})
+
+    def init_server(self, task):
+        return {"w": torch.zeros(2, dtype=torch.float64)}
+
+    def client(self, task, shared, personal, visits):
+        sent = [[1.0, 1.0]] if visits.clients[0] == 0 else [[-1.0]]
+        yield {"loss": (torch.zeros(1), visits.ones(1))}
+        yield {"w": (torch.tensor(sent, dtype=torch.float64), visits.ones(1))}
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("correct", "both", "alone", "mean"),
+    [("known", [0.5, 2.0], [-0.5, 0.0], [0.0, 1.0]), ("none", [0.0, 1.0], [-1.0, 0.0], [-0.5, 0.5])],
+)
+def test_chances_of_those_who_hold_a_number(correct, both, alone, mean):
+    """Client 0 comes every other time: of the first number the mean is 0, of the second 1."""
+    found = []
+    for depth in ([1, 1], [2, 1]):
+        rounds = rounds_of(Halves(), mlp_task([1, 1]), correct=correct)
+        rounds.step(replace(planned(depth, 1, 0), arrival=np.array([[0.5], [1.0]])))
+        found.append(rounds.state["w"].tolist())
+    assert found == [both, alone]
+    assert np.mean(found, axis=0).tolist() == mean
+
+
+@pytest.mark.parametrize("correct", ["known", "estimated", "remembered"])
+def test_parts_that_are_all_of_it_are_corrected_as_fedavg_is_to_the_bit(correct):
+    task, keys = mlp_task(SIZES), {"lr": LR, "batch": 4, "weights": "samples"}
+    whole = HeteroFl(rates=(1.0,), mask_labels=False, **keys)
+    one, other = (rounds_of(method, task, 2, correct=correct) for method in (whole, FedAvg(**keys)))
+    for number, depth in enumerate(([1, 4, 1, 1], [4, 1, 4, 1], [1, 1, 1, 4])):
+        for rounds in (one, other):
+            rounds.step(replace(planned(depth, L, number), arrival=np.full((4, L), 0.7)))
+        assert same_bits(one.state, other.state)
 
 
 @pytest.mark.parametrize("batch", [0, 4])

@@ -145,9 +145,24 @@ def test_pfedme_by_hand() -> None:
     for beta, w in ((1.0, 1.75), (2.0, 3.5)):  # a step of ½ leads to the proximal point
         (found,) = path(PFedMe(lr=0.5, inner=1, epochs=2, beta=beta, **keys), [4.0], 0.0, [[0]])
         assert found == pytest.approx([w, 2.5], abs=1e-12)
+    (found,) = path(PFedMe(lr=0.5, inner=1, epochs=1, **keys), [4.0], 0.0, [[0]])
+    assert found == pytest.approx([1.0, 2.0], abs=1e-12)
     for epochs, wanted in ((1, [0.36, 0.72]), (2, [0.8028, 1.2456])):
         (found,) = path(PFedMe(lr=0.1, inner=2, epochs=epochs, **keys), [4.0], 0.0, [[0]])
         assert found == pytest.approx(wanted, abs=1e-12)
+
+
+@pytest.mark.parametrize("pull", [1.0, 1e4])
+def test_pfedme_with_eta_over_1_by_lambda_takes_proximal_steps(pull: float) -> None:
+    """w_i is the proximal point then; with a large λ its steps are those of local SGD of size 1/λ."""
+    keys = {"lr": 1 / (1 + pull), "eta": 1 / pull, "pull": pull, "batch": 0, "inner": 1}
+    (found,) = path(PFedMe(epochs=3, **keys), [4.0], 0.0, [[0]])
+    w = 0.0
+    for _ in range(3):
+        w = (4.0 + pull * w) / (1 + pull)
+    assert found == pytest.approx([w, w], abs=1e-12)
+    (plain,) = path(FedAvg(lr=1 / pull, epochs=3, batch=0), [4.0], 0.0, [[0]])
+    assert (plain[0] == pytest.approx(w, rel=1e-3)) == (pull > 1)
 
 
 @pytest.mark.parametrize(
