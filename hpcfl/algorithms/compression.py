@@ -7,26 +7,30 @@ v has n numbers of b bytes each, k = ⌈share · n⌉. What is sent is C(v), and
 ============= ================================================= ==================== ===============================
 ``top-k``     the k numbers of the largest size, 0 elsewhere    k (b + 4)            Stich et al., NeurIPS 2018
 ``random-k``  k numbers at places that the seed says            k b                  Konečný et al., 2016
-``qsgd``      |v| sgn(v_j) ξ_j, ξ_j on a grid of s levels        b + n bits of a sign  Alistarh et al., NeurIPS 2017
-              up to 1, whose mean is |v_j|/|v|                  and a level
+``qsgd``      |v|/s sgn(v_j) ξ_j, ξ_j one of 0 … s, whose       b + n bits of a sign  Alistarh et al., NeurIPS 2017
+              mean is s |v_j|/|v|                               and a level
 ``bf16``      each number rounded to bfloat16                   2 n                  Brain's format
 ============= ================================================= ==================== ===============================
 
 With `feedback` a client keeps what was left out, e ← v − C(v), and adds it to what it sends next, v = Δ + e (Seide et
 al., 2014; Karimireddy et al., ICML 2019): nothing is lost but delayed. A visit that did not count leaves e. Without it
 ``random-k`` counts n/k times, so that it is unbiased. ``qsgd`` is unbiased, and has no feedback: of large tensors what
-it leaves out is larger than v, so that e would grow for ever. Draws belong to the seed, the round and the
-client: they are the same on any ranks, and in whatever order clients are computed.
+it leaves out is larger than v, so that e would grow for ever. Draws belong to the seed, the round, the
+client and the tensor: they are the same on any ranks, and in whatever order clients are computed.
+
+In real time a rank alone on its lane writes a single visit in so many bytes (`Coded`), which the server reads to the
+bit. A sum over several visits, of one C(v) each, is as large as without.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from math import ceil, log2
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from hpcfl.algorithms.base import Algorithm, Client, Layout, State, Task, Visits
@@ -42,14 +46,14 @@ SPARSE = "top-k", "random-k"
 
 
 class Compression(ConfigBase):
-    """How much of what changes clients send, see `hpcfl.algorithms.compression`; in simulated time."""
+    """How much of what changes clients send, see `hpcfl.algorithms.compression`."""
 
     compress: Literal["none", "top-k", "random-k", "qsgd", "bf16"] = "none"
     """``none``: all of it. ``top-k``: of each tensor the largest numbers. ``random-k``: some that are drawn. ``qsgd``:
     all on a grid of few levels, drawn so that it is unbiased. ``bf16``: all in bfloat16."""
     share: float = Field(0.01, gt=0, le=1)
     """Share of each tensor's numbers that ``top-k`` and ``random-k`` send, rounded up."""
-    levels: int = Field(15, ge=1)
+    levels: int = Field(15, ge=1, lt=2**15)
     """s, levels of ``qsgd`` beside 0: with 15 of them and a sign a number takes five bits."""
     feedback: bool | None = None
     """Keep what was left out, and add it to what is sent next: by default so, but with ``qsgd``, which has nothing that
@@ -60,14 +64,12 @@ class Compression(ConfigBase):
         "feedback": ("compress", (*SPARSE, "bf16")),
     }
 
-    def check(self, algorithm: Algorithm, clock: str, correct: str) -> None:
+    def check(self, algorithm: Algorithm, correct: str) -> None:
         """Raise UsageError where keys have no meaning, or changes do not travel or must travel as they are."""
         self.check_only_for("message.", "compress", {key: words for key, (_, words) in self.only_for.items()})
         if self.compress == "none":
             return
         what, name = f"message.compress = '{self.compress}'", f"algorithm.name = '{algorithm.name}'"
-        if clock != "simulated":
-            raise UsageError(f"{what} is of simulated time: expected clock = 'simulated', got '{clock}'")
         if correct == "remembered" or algorithm.keeps_sent:
             by = "weighting.correct = 'remembered'" if correct == "remembered" else name
             raise UsageError(
@@ -88,8 +90,13 @@ class Compression(ConfigBase):
         if self.compress in SPARSE:
             return self.kept(numbers) * (each + (4 if self.compress == "top-k" else 0))
         if self.compress == "qsgd":
-            return each + ceil(numbers * (1 + ceil(log2(self.levels + 1))) / 8)
+            return each + ceil(numbers * self.bits / 8)
         return 2 * numbers if self.compress == "bf16" else each * numbers
+
+    @property
+    def bits(self) -> int:
+        """How many bits ``qsgd`` takes for each number."""
+        return 1 + self.levels.bit_length()
 
     @property
     def draws(self) -> bool:
@@ -106,20 +113,102 @@ class Compression(ConfigBase):
         if self.compress == "bf16":
             return value.to(torch.bfloat16).to(value.dtype)
         if self.compress == "qsgd":
-            norm = torch.linalg.vector_norm(value, dim=1, keepdim=True)
-            level = self.levels * value.abs() / norm.clamp(min=torch.finfo(value.dtype).tiny)
+            tiny = torch.finfo(value.dtype).tiny
+            step = torch.linalg.vector_norm(value, dim=1, keepdim=True) / self.levels
+            step = step.masked_fill(step < tiny, 0.0)  # whose multiples would be rounded coarsely
+            level = (value.abs() / step.clamp(min=tiny)).clamp(max=self.levels)
             u = torch.from_numpy(np.stack([rng.random(size) for rng in rngs])).to(value.dtype)
             up = on_device(u, value.device) < level - level.floor()
-            found: Tensor = norm * value.sign() * (level.floor() + up) / self.levels
+            found: Tensor = step * value.sign() * (level.floor() + up)
             return found
         k = self.kept(size)
         if self.compress == "top-k":
             places = value.abs().topk(k, dim=1).indices
         else:
-            drawn = np.stack([rng.choice(size, k, replace=False) for rng in rngs])
-            places = on_device(torch.from_numpy(drawn), value.device)
+            places = on_device(torch.stack([_drawn(rng, size, k) for rng in rngs]), value.device)
         scale = size / k if self.compress == "random-k" and not self.remembers else 1.0
         return torch.zeros_like(value).scatter_(1, places, scale * value.gather(1, places))
+
+
+@dataclass(frozen=True)
+class Coded:
+    """How the tensor of this name is written, see `Code`: as ``compress`` has left it."""
+
+    rule: Compression
+    seed: int
+    name: str
+
+    @property
+    def drawn(self) -> bool:
+        return self.rule.compress == "random-k"
+
+    def rng(self, visit: Sequence[int]) -> np.random.Generator:
+        """Return what the tensor's draws in a visit come from."""
+        return keyed(self.seed, f"compress {self.name}", *visit)
+
+    def bytes(self, numbers: int, each: int) -> int:
+        return self.rule.bytes(numbers, each)
+
+    def encode(self, value: Tensor, visit: Sequence[int]) -> Tensor:
+        if self.rule.compress == "bf16":
+            return value.bfloat16().view(torch.uint8)
+        if self.rule.compress == "qsgd":
+            return self._packed(value.cpu())  # which waits for a device
+        k = self.rule.kept(len(value))
+        if self.drawn:
+            return value[on_device(_drawn(self.rng(visit), len(value), k), value.device)].view(torch.uint8)
+        places = value.abs().topk(k).indices  # all that is not 0
+        return torch.cat([value[places].view(torch.uint8), places.int().view(torch.uint8)])
+
+    def decode(self, data: Tensor, numbers: int, dtype: torch.dtype, visit: Sequence[int]) -> Tensor:
+        data = data.clone()  # numbers begin where theirs may
+        if self.rule.compress == "bf16":
+            return data.view(torch.bfloat16).to(dtype)
+        if self.rule.compress == "qsgd":
+            return self._unpacked(data, numbers, dtype)
+        k = self.rule.kept(numbers)
+        end = k * dtype.itemsize
+        places = _drawn(self.rng(visit), numbers, k) if self.drawn else data[end:].view(torch.int32).long()
+        return torch.zeros(numbers, dtype=dtype).scatter_(0, places, data[:end].view(dtype))
+
+    def _packed(self, value: Tensor) -> Tensor:
+        """Return the step of the grid, and then of each number its sign and its level, lowest bit first."""
+        step = _step(np.unique(value.abs().numpy()), self.rule.levels)
+        level = (value.abs() / step.clamp(min=torch.finfo(value.dtype).tiny)).round().long().numpy()
+        bits = [value.signbit().numpy(), *(level >> bit & 1 for bit in range(self.rule.bits - 1))]
+        packed = np.packbits(np.stack([bit.astype(np.uint8) for bit in bits], axis=1), bitorder="little")
+        return torch.cat([step.view(torch.uint8), torch.from_numpy(packed)])
+
+    def _unpacked(self, data: Tensor, numbers: int, dtype: torch.dtype) -> Tensor:
+        step, packed = data[: dtype.itemsize].view(dtype), data[dtype.itemsize :].numpy()
+        bits = np.unpackbits(packed, count=numbers * self.rule.bits, bitorder="little")
+        sign, *level = bits.reshape(numbers, self.rule.bits).T
+        times = sum(each.astype(np.int64) << bit for bit, each in enumerate(level))
+        size = step * torch.from_numpy(times)
+        return torch.where(torch.from_numpy(sign == 1), -size, size)
+
+
+def _drawn(rng: np.random.Generator, size: int, k: int) -> Tensor:
+    return torch.from_numpy(rng.choice(size, k, replace=False))
+
+
+def _step(sizes: NDArray[np.floating], levels: int) -> Tensor:
+    """Return a number [1] of which some ascending sizes are multiples to the bit, up to so many times; 0 of zeros.
+
+    Mostly it is the smallest of the others; it is within two roundings of some fraction of that. NaN where there is
+    none: sizes of a grid have one.
+    """
+    sizes = sizes[(sizes > 0) & (sizes < np.inf)]
+    if not len(sizes):
+        return torch.from_numpy(np.zeros(1, sizes.dtype))
+    whole = np.dtype(f"i{sizes.itemsize}")
+    for level in range(1, levels + 1):  # that of the smallest
+        steps = ((sizes[:1] / level).view(whole) + np.arange(-3, 4, dtype=whole)).view(sizes.dtype)[:, None]
+        times = np.rint(sizes / steps)
+        fits = (steps * times == sizes).all(1) & (times[:, -1] <= levels)
+        if fits.any():
+            return torch.from_numpy(steps[fits][0])
+    return torch.from_numpy(np.full(1, np.nan, sizes.dtype))
 
 
 def with_compression(algorithm: Algorithm, task: Task, rule: Compression) -> Algorithm:
@@ -141,7 +230,8 @@ class _Compressed(Wrapper):
         groups = []
         for group in super().layout(task):
             names = self.compressed_names & group.keys()
-            groups.append({**group, **{name: replace(group[name], code=self.compression) for name in names}})
+            codes = {name: Coded(self.compression, task.seed, name) for name in names}
+            groups.append({**group, **{name: replace(group[name], code=code) for name, code in codes.items()}})
         return tuple(groups)
 
     def init_client(self, task: Task, client: int) -> State:
@@ -156,14 +246,15 @@ class _Compressed(Wrapper):
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         clients = visits.clients.tolist() if self.compression.draws else []
-        rngs = [keyed(task.seed, "compress", visits.round, client, visits.number) for client in clients]
         kept = {name: value for name, value in personal.items() if name.startswith(RESIDUAL)}
 
         def sent(name: str, value: Tensor) -> Tensor:
             part, count = tuple(map(slice, value.shape)), len(value)  # of who holds a part, and of the first clients
             residual = RESIDUAL + name
             whole = value + kept[residual][part] if residual in kept else value
-            found = self.compression.compressed(whole.reshape(count, -1), rngs[:count]).view(value.shape)
+            code = Coded(self.compression, task.seed, name)
+            rngs = [code.rng((visits.round, client, visits.number)) for client in clients[:count]]
+            found = self.compression.compressed(whole.reshape(count, -1), rngs).view(value.shape)
             if residual in kept:
                 kept[residual] = kept[residual].clone()
                 kept[residual][part] = whole - found

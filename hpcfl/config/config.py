@@ -274,7 +274,7 @@ class Config(ConfigBase):
             self.algorithm.check(how[0].model_copy(update={"close": "deadline", "deadline": 1.0}), how[1])
         self.algorithm.check(*how)
         self.weighting.check(self.algorithm, *how, self.clock)
-        self.message.check(self.algorithm, self.clock, self.weighting.correct)
+        self.message.check(self.algorithm, self.weighting.correct)
         self._check_effect()
 
     def _check_scheduler(self) -> None:

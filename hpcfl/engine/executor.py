@@ -176,6 +176,7 @@ class Executor:
             rows = [np.searchsorted(attempt.cohort, clients) for clients in turn]
             pace = Pace(self.job, drawn.of(np.concatenate(rows)), over, start)  # they are side by side
             given = formats.of(turn), local_rank, self.staging, pace, put
+            self.staging.visit = plan.round, int(turn[0][0]), plan.number
             with blaming(lambda: f" in round {attempt.round}"), suppress(RoundClosed):
                 if self.job.planner.whole:
                     whole = SumSender(*given) if formats.all[0].sums else WholeSender(*given)

@@ -3,9 +3,10 @@
 The head is ``[sent, seconds, gradients, weights, values of the small blocks]``. Each client rank of the lane writes the
 flags, seconds and gradients of its visits, and its weights, at places of its own: after a sum over ranks they can still
 be told apart. Large blocks are sent from where they are. A rank alone on its lane sends a visit's values as they are,
-and the server multiplies them by their weights in float64, as in simulated time. Ranks that share a lane send
-``weight·value``, since MPI adds them up on the way; there the sum is rounded at the blocks' precision. Of chunks of
-visits the exact sums travel that are formed in simulated time (`hpcfl.sums.message`): the bins of ``Σ weight·value``.
+or in the bytes of a `Code`, and the server multiplies them by their weights in float64, as in simulated time. Ranks
+that share a lane send ``weight·value``, since MPI adds them up on the way; there the sum is rounded at the blocks'
+precision. Of chunks of visits the exact sums travel that are formed in simulated time (`hpcfl.sums.message`): the bins
+of ``Σ weight·value``.
 """
 
 from __future__ import annotations
@@ -80,6 +81,8 @@ class FrameFormat(HeadFormat):
         Whether values are the bins of sums over a rank's visits, ``[bins, n]``.
     sent : dict of str to shape
         What travels of each block: all of it, or the `part` that the single visit of a rank alone on its lane holds.
+    codes : dict of str to Code
+        By which the single visit of such a rank writes blocks, as bytes.
     """
 
     def __init__(self, blocks: dict[str, Block], ranks: int, visits: int = 1, part: int | None = None) -> None:
@@ -90,9 +93,13 @@ class FrameFormat(HeadFormat):
         large = [name for name, block in blocks.items() if block.bytes >= APART_BYTES]
         self.large = {name: place for place, name in enumerate(large, start=1)}  # where in a frame they are
         small = [name for name in blocks if name not in self.large]
-        double = self.sums or any(blocks[name].dtype == torch.float64 for name in small)
+        alone = ranks == visits == 1
+        self.codes = {name: block.code for name, block in blocks.items() if alone and block.code is not None}
+        double = self.sums or any(blocks[name].dtype == torch.float64 for name in small if name not in self.codes)
         self.dtype = torch.float64 if double else torch.float32
         self._weights = {name: self._place(2, len(block.held), ranks) for name, block in blocks.items()}
+        drawn = any(code.drawn for code in self.codes.values())
+        self._visit = self._place(2 * drawn, 3)  # of which round, client and number it is
         self.small = {name: self._place(self.numbers(name))[0] for name in small}  # where in the head they are
 
     def zeros(self) -> Frame:
@@ -103,12 +110,17 @@ class FrameFormat(HeadFormat):
         return [(self.size, self.dtype), *((self.numbers(name), self.kind(name)) for name in self.large)]
 
     def numbers(self, name: str) -> int:
-        """Return how many numbers of a block travel."""
+        """Return how many numbers of a block travel: what has a code as bytes, in a head as so many of its numbers."""
+        if name in self.codes:
+            return -(-self._coded_bytes(name) // (1 if name in self.large else self.dtype.itemsize))
         return prod(self.sent[name]) * (self.blocks[name].bins if self.sums else 1)
 
     def kind(self, name: str) -> torch.dtype:
         """Return the type in which a large block travels."""
-        return torch.float64 if self.sums else self.blocks[name].dtype
+        return torch.uint8 if name in self.codes else torch.float64 if self.sums else self.blocks[name].dtype
+
+    def _coded_bytes(self, name: str) -> int:
+        return self.codes[name].bytes(prod(self.sent[name]), self.blocks[name].dtype.itemsize)
 
     def sign(
         self,
@@ -146,7 +158,24 @@ class FrameFormat(HeadFormat):
 
     def value(self, frame: Frame, name: str) -> Tensor:
         """Return a block as it was sent, flat; of several ranks the weighted sum."""
-        return frame[self.large[name]] if name in self.large else frame[0][self.small[name]]
+        room = self.room(frame, name)
+        if name not in self.codes:
+            return room
+        visit = _numbers(frame, self._visit).astype(np.float64).sum(0).astype(np.int64).tolist()
+        return self.codes[name].decode(room, prod(self.sent[name]), self.blocks[name].dtype, visit)
+
+    def room(self, frame: Frame, name: str) -> Tensor:
+        """Return where a block is in a frame, as it travels."""
+        room = frame[self.large[name]] if name in self.large else frame[0][self.small[name]]
+        return room.view(torch.uint8)[: self._coded_bytes(name)] if name in self.codes else room
+
+    def encoded(self, frame: Frame, name: str, value: Tensor, visit: Sequence[int]) -> Tensor:
+        """Return a block as it travels from this visit, of which the head tells as much as its reader needs."""
+        if name not in self.codes:
+            return value
+        if self.codes[name].drawn:
+            _numbers(frame, self._visit)[:] = np.transpose([_parts(each) for each in visit])
+        return self.codes[name].encode(value, visit)
 
     def whole(self, frame: Frame, name: str) -> Tensor:
         """Return the same with 0 where the visit holds nothing of the block."""
@@ -343,7 +372,14 @@ class Staging:
     From a GPU, values go into pinned memory on a stream of their own, behind what has computed them and beside what is
     computed next; an event per frame says when they are there. So do their norms: nobody waits to look at them. Where
     MPI reads the device's memory (`direct`), large blocks of a rank alone on its lane are sent from there.
+
+    Attributes
+    ----------
+    visit : sequence of int
+        Round, client and number of the single visit that is sent, see `Visits`.
     """
+
+    visit: Sequence[int] = (0, 0, 0)
 
     def __init__(self, device: torch.device, direct: bool = False) -> None:
         self.device, self.far, self.direct = device, device.type != "cpu", direct
@@ -394,8 +430,9 @@ class Staging:
 
     def _put(self, staged: StagedFrame, name: str, value: Tensor, factor: float) -> None:
         group = staged.format
+        value = group.encoded(staged.parts, name, value, self.visit)
         if name not in group.large:
-            group.value(staged.parts, name).copy_(value if factor == 1.0 else value * factor, non_blocking=True)
+            group.room(staged.parts, name).copy_(value if factor == 1.0 else value * factor, non_blocking=True)
             return
         there = value.device.type != "cpu"
         copied = there and not (self.direct and group.ranks == 1)

@@ -40,10 +40,19 @@ FIXED_FROM = 1024  # numbers: smaller blocks carry two bins, and nobody asks who
 
 
 class Code(Protocol):
-    """How numbers are written."""
+    """How a visit writes its numbers; `drawn`: its round, client and number tell something of it, see `Visits`."""
+
+    @property
+    def drawn(self) -> bool: ...
 
     def bytes(self, numbers: int, each: int) -> int:
         """Return how many bytes so many numbers take, of `each` so many bytes as they are."""
+
+    def encode(self, value: Tensor, visit: Sequence[int]) -> Tensor:
+        """Return the bytes, uint8, of numbers [n]; of what is not finite any that are as many."""
+
+    def decode(self, data: Tensor, numbers: int, dtype: torch.dtype, visit: Sequence[int]) -> Tensor:
+        """Return the same numbers, to the bit; of bytes that are 0 zeros."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +71,7 @@ class Block:
     kept : bool
         Whether what each visit has sent of it is looked at once more, see `IteratedReduction.kept`.
     code : Code, optional
-        What says in how many bytes a visit writes it; None: each number as it is.
+        How a visit writes it; None: each number as it is.
     """
 
     shape: tuple[int, ...]

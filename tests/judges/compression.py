@@ -56,16 +56,16 @@ def half(v: Tensor, rng: Any) -> Tensor:
 class Compressed:
     """Each client's changes as they arrive, tensor by tensor in the order in which they leave."""
 
-    def __init__(self, rule: Rule, order: list[str], draw: Callable[[int, int], Any], feedback: bool) -> None:
+    def __init__(self, rule: Rule, order: list[str], draw: Callable[[int, int, str], Any], feedback: bool) -> None:
         self.rule, self.order, self.draw, self.feedback, self.left = rule, order, draw, feedback, {}
         self.then: Correction = plain
 
     def __call__(self, round_: int, changes: dict[int, Params], v: dict[int, float]) -> Params:
         arrived: dict[int, Params] = {}
         for i, change in changes.items():
-            rng, arrived[i] = self.draw(round_, i), {}
+            arrived[i] = {}
             for name in self.order:
                 whole = change[name] + (self.left.get((i, name), 0.0) if self.feedback else 0.0)
-                arrived[i][name] = self.rule(whole.flatten(), rng).view(whole.shape)
+                arrived[i][name] = self.rule(whole.flatten(), self.draw(round_, i, name)).view(whole.shape)
                 self.left[i, name] = whole - arrived[i][name]
         return self.then(round_, arrived, v)

@@ -58,16 +58,28 @@ def test_the_same_frames_leave(
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(("method", "batched"), [("salf", False), ("fedavg", False), ("fedavg", True)])
+@pytest.mark.parametrize(
+    ("method", "batched", "compress"),
+    [
+        *(("salf", False, "none"), ("fedavg", False, "none"), ("fedavg", True, "none")),
+        *(("salf", False, "random-k"), ("fedavg", False, "top-k"), ("fedavg", False, "qsgd")),
+    ],
+)
 @pytest.mark.parametrize("server", ["cpu", "fake"])
 def test_a_run_on_ranks(
-    method: str, batched: bool, server: str, world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPatch
+    method: str,
+    batched: bool,
+    compress: str,
+    server: str,
+    world: Any,
+    shared_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if world.size < 2:
         pytest.skip("needs client ranks")
     fake = fake_device.registered()
     given = table(method, "mlp", batched, clock="wall", speed={"model": "none"}, ranks_per_device=64)
-    given |= {"participation": {"close": "all"}, "algorithm": {"name": method}}
+    given |= {"participation": {"close": "all"}, "algorithm": {"name": method}, "message": {"compress": compress}}
     kinds = {"server_device": fake if server == "fake" else "cpu", "device": fake}
     runs = play(world, given, shared_dir / "cpu", world.comm), shared_dir / "fake"
     monkeypatch.setattr(launched, "chosen", lambda wanted, key, number: kinds[key])
