@@ -74,6 +74,7 @@ AXES: dict[str, dict[str, dict[str, Any]]] = {
         "qsgd": {"message": {"compress": "qsgd"}},
         "bf16": {"message": {"compress": "bf16"}},
     },
+    "fragments": {"all": {}, "two": {"fragments": {"count": 2}}},
     "clock": {
         "simulated": {},
         "wall": {"clock": "wall", "batch_clients": False, "lane_width": 1, "threads": 1},

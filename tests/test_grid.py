@@ -41,7 +41,7 @@ def test_what_is_accepted_has_an_effect() -> None:
 def test_real_time_sums_what_counted(where: tuple[str, str, str]) -> None:
     """Of which FedNova once told the steps that it had planned, and `local` a loss of half as many digits."""
     found = grid.Grid()
-    assert found.play((*where, "none", "none", "none", "wall"))
+    assert found.play((*where, "none", "none", "none", "all", "wall"))
     assert not found.faults, "\n".join(found.faults)
 
 

@@ -59,6 +59,10 @@ class Hooks(ConfigBase):
         The server needs to know how many steps whole visits take.
     own_step : bool
         The server's step gives what is shared a property that the step of a server optimiser would not keep.
+    goes_on : bool
+        A client goes on from where its last visit has led it: what it keeps of a visit stays though this did not count.
+    in_turn : tuple of frozenset of str
+        The fragments of the model of which rounds move one each, by their tensors' names; empty: rounds move all.
     """
 
     name: str
@@ -76,6 +80,8 @@ class Hooks(ConfigBase):
     needs_members: ClassVar[str] = ""
     counts_steps: ClassVar[bool] = False
     own_step: ClassVar[bool] = False
+    goes_on: ClassVar[bool] = False
+    in_turn: ClassVar[tuple[frozenset[str], ...]] = ()
 
     # ---- state
 
@@ -139,6 +145,15 @@ class Hooks(ConfigBase):
         In simulated time the others do not travel.
         """
         return None
+
+    def withholds(self, round: int) -> frozenset[str]:
+        """Return the names of the blocks whose turn it is not in this round: nobody sends them, or counts them."""
+        return frozenset()
+
+    @property
+    def needs_whole(self) -> str:
+        """Return why rounds cannot move a fragment of the model alone, "" where they can."""
+        return ""
 
     def mean_weights(self) -> By:
         """Return by what clients are weighted in the means of changes by which the server moves every layer.

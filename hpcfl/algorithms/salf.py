@@ -67,6 +67,11 @@ class Salf(Algorithm):
         """The key by which steps are corrected for those who did not arrive."""
         return f"algorithm.missing = '{self.missing}'" if self.rule == "paper" else f"algorithm.rule = '{self.rule}'"
 
+    @property
+    def needs_whole(self) -> str:
+        counts = "algorithm.missing = 'empirical' counts the rounds in which nobody reaches a layer"
+        return counts if self.missing == "empirical" else ""
+
     def mean_weights(self) -> By:
         if self.rule == "paper" and self.missing == "none":  # the mean over those who reached a layer
             return "uniform"

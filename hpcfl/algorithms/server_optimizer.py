@@ -22,12 +22,13 @@ anybody counts for none of the N.
 The last three are FedOpt (Reddi et al., ICLR 2021, Algorithm 2), without correction of bias; sgn(0) = 0. m begins with
 0, v with τ², the least that the paper allows. Choices that it leaves open: Δ comes from the mean that the method takes
 (the paper's is plain; `weights` of most methods are samples, as in implementations of it). A coordinate
-that nobody has sent and that the method leaves as it was does not move, and its moments do not either.
+that nobody has sent and that the method leaves as it was does not move, and its moments do not either. So it is with
+fragments whose turn it is not; steps are counted for each fragment by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
@@ -172,7 +173,7 @@ class _Stepping(Wrapper):
         moments = {M + name: torch.zeros_like(value) for name, value in like.items()}
         if rules.second is not None:
             moments |= {V + name: torch.full_like(value, rules.second) for name, value in like.items()}
-        taken = {TAKEN: 0.0} if rules.optimizer == DELAYED else {}
+        taken = dict.fromkeys(_counted(self, like), 0.0) if rules.optimizer == DELAYED else {}
         return {**super().init_extras(task), **moments, **taken}
 
     def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
@@ -180,12 +181,13 @@ class _Stepping(Wrapper):
         after = super().step(task, replace(state, extras=without(state.extras, moments)), sums)
         shared = dict(after.shared)
         names = [each.removeprefix(M) for each in moments if each.startswith(M)]
-        ends = False
-        if TAKEN in moments:
-            came = any(name in sums and sums.weight(name) for name in names)
-            moments[TAKEN] += float(came)
-            ends = came and moments[TAKEN] % self.optimizer_of_server.cycle == 0
+        ending = set[str]()
+        for count, own in _counted(self, names).items() if self.optimizer_of_server.optimizer == DELAYED else ():
+            came = any(name in sums and sums.weight(name) for name in own)
+            moments[count] += float(came)
+            ending |= own if came and moments[count] % self.optimizer_of_server.cycle == 0 else set()
         for name in names:
+            ends = name in ending
             before, proposed, m, v = state.shared[name], after.shared[name], moments[M + name], moments.get(V + name)
             change, wide = proposed.double() - before.double(), None if v is None else v.double()
             step, first, second = self.optimizer_of_server.stepped(change, m.double(), wide, ends)
@@ -201,6 +203,12 @@ class _Stepping(Wrapper):
             if v is not None and second is not None:
                 moments[V + name] = _unless(stays, v, second.to(v))
         return replace(after, shared=shared, extras={**after.extras, **moments})
+
+
+def _counted(method: Algorithm, names: Iterable[str]) -> dict[str, frozenset[str]]:
+    """Return the tensors whose steps are counted together, by the names of their counters: those of each fragment."""
+    in_turn = {f"{TAKEN}.{number}": own for number, own in enumerate(method.in_turn)}
+    return in_turn or {TAKEN: frozenset(names)}
 
 
 def _unless(stays: Tensor | None, old: Tensor, new: Tensor) -> Tensor:

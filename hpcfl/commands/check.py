@@ -210,7 +210,9 @@ def _sent(job: Job, ranks: int) -> Facts:
         ends = known if limits[0] < inf else f"as long as {config.doubling.when} says"
         what = "visits" if config.doubling.by == "clients" else "visits' worth of samples"
         yield "stages", f"{visits} {what}; all but the last take {ends}"
-    sizes = sorted({int(job.layers.sent(part, bytes=True).sum()) for part in job.parts.tolist()})
+    withheld = {job.algorithm.withholds(round_) for round_ in range(config.fragments.count)}
+    parts = {*job.parts.tolist()}
+    sizes = sorted({int(job.layers.sent(part, True, each).sum()) for part in parts for each in withheld})
     whole = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
     yield "message", f"{whole} bytes per whole visit; {_reduced(job.layout)} bytes per reduction and rank"
     if job.iterated is not None:

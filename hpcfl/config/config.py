@@ -18,6 +18,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny
 from hpcfl.algorithms import Algorithm, algorithm_class, algorithms
 from hpcfl.algorithms.buffered import with_buffers
 from hpcfl.algorithms.compression import Compression, with_compression
+from hpcfl.algorithms.fragments import Fragments, with_fragments
 from hpcfl.algorithms.last_step import with_last_step
 from hpcfl.algorithms.server_optimizer import ServerOptimizer, with_server_optimizer
 from hpcfl.algorithms.weighting import Weighting, with_correction
@@ -142,6 +143,7 @@ class Config(ConfigBase):
     participation: Participation = Participation()
     weighting: Weighting = Weighting()
     message: Compression = Compression()
+    fragments: Fragments = Fragments()
     staleness: Staleness = Staleness()
     scheduler: Scheduler = Scheduler()
     doubling: Doubling = Doubling()
@@ -275,6 +277,7 @@ class Config(ConfigBase):
         self.algorithm.check(*how)
         self.weighting.check(self.algorithm, *how, self.clock)
         self.message.check(self.algorithm, self.weighting.correct)
+        self.fragments.check(self.algorithm, self.weighting.correct, self.doubling.when)
         self._check_effect()
 
     def _check_scheduler(self) -> None:
@@ -430,6 +433,7 @@ class Config(ConfigBase):
         method = algorithm or self.algorithm
         if self._splits_last and method.splits_last:
             method = with_last_step(method)
+        method = with_fragments(method, task, self.fragments, self.seed)
         members, by_steps = self.rules.taking_part(self.clients), self.participation.by_steps
         method = with_correction(method, self.weighting, members, by_steps)
         method = with_compression(method, task, self.message)

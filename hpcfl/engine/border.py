@@ -101,7 +101,10 @@ class Border:
             self.refuse(f"client {when}: {wrong}")
         some = self.algorithm.sends(visits.round)
         may_lack = visits.closed is not None or (self.algorithm.layerwise and visits.depth[0] > 1)  # is cut short
-        missing = [name for name in self._blocks if name not in seen and (some is None or name in some)]
+        others = self.algorithm.withholds(visits.round)
+        missing = [
+            name for name in self._blocks if name not in seen and name not in others and (some is None or name in some)
+        ]
         if lost := [] if may_lack else missing:
             self.refuse(f"client sent no {listed(map(repr, lost))} {when}; its blocks are {listed(self._blocks)}")
         if not isinstance(after, Mapping):

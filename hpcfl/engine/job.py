@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from math import inf, log
 from pathlib import Path
 from threading import Event
@@ -197,6 +197,9 @@ class Job:
         """Return the names of the blocks that anybody sends in a round."""
         first, names = plan.depth.min(initial=plan.layers + 1), self.algorithm.sends(plan.round)
         blocks = {name for group in self.layout for name in group if self.layers.of.get(name, plan.layers) >= first}
+        begun = [plan.round] if plan.arrivals is None else {*plan.arrivals.versions.tolist()}
+        withheld = [self.algorithm.withholds(each) for each in begun]
+        blocks -= frozenset.intersection(*withheld) if withheld else set()
         return blocks if names is None else blocks & names
 
     @cached_property
@@ -228,13 +231,17 @@ class Job:
         if not config.adds_times:
             return None
         kinds, parts = np.unique(self.parts, return_inverse=True)
-        up = np.zeros((len(kinds), len(self.layers.tensors)), dtype=np.int64)
         whole = config.participation.whole(self.algorithm.layerwise)
-        for lowest, group in zip(self.layers.of_groups, self.layout):
-            for name, block in group.items():
-                if name != METRIC and not block.mask:  # as `message_bytes` counts
-                    sent = [block.written(kind) for kind in kinds.tolist()]
-                    up[:, 0 if whole else lowest - 1] += sent
+
+        @cache
+        def up(withheld: frozenset[str]) -> Ints:
+            each = np.zeros((len(kinds), len(self.layers.tensors)), dtype=np.int64)
+            for lowest, group in zip(self.layers.of_groups, self.layout):
+                for name, block in group.items():
+                    if name != METRIC and not block.mask and name not in withheld:  # as `message_bytes` counts
+                        each[:, 0 if whole else lowest - 1] += [block.written(kind) for kind in kinds.tolist()]
+            return each[parts]
+
         state = self.task.start.given(self.border.begun(self.algorithm.init_server(self.task), "init_server"))
         down = [
             sum(
@@ -252,7 +259,8 @@ class Job:
                 then = config.speed.tape.config
                 steps /= _steps(replace(planner, algorithm=method, speed=then.speed, participation=then.participation))
         given = config.speed, config.queue.times, config.link, config.seed
-        return VisitTimes(*given, steps, np.array(down)[parts], up[parts])
+        up_in = (lambda round_: up(self.algorithm.withholds(round_))) if self.algorithm.in_turn else None
+        return VisitTimes(*given, steps, np.array(down)[parts], up(frozenset()), up_in)
 
     @cached_property
     def warnings(self) -> dict[str, str]:

@@ -469,8 +469,10 @@ class Recorder:
         """Return how many numbers, or bytes, of layers 1 … L counted, int64 [L]."""
         counted, parts = plan.depth[:, None] <= np.arange(1, plan.layers + 1), self.job.parts[plan.cohort]
         total = np.zeros(plan.layers, dtype=np.int64)
-        for part in np.unique(parts).tolist():
-            total += counted[parts == part].sum(0) * self.job.layers.sent(part, bytes)
+        begun = np.full(len(parts), plan.round) if plan.arrivals is None else plan.arrivals.versions
+        for part, round_ in np.unique(np.stack([parts, begun], 1), axis=0).tolist():
+            which = (parts == part) & (begun == round_)
+            total += counted[which].sum(0) * self.job.layers.sent(part, bytes, self.job.algorithm.withholds(round_))
         return total
 
     def _by_client(self, plan: Plan, values: Any, fill: float) -> Floats | Ints:

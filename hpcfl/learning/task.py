@@ -152,6 +152,11 @@ class Task(Held):
         return tuple(self.whole.buffers) if self.whole is not None else ()
 
     @property
+    def embeddings(self) -> frozenset[str]:
+        """The names of the tensors in which something is looked up."""
+        return self.whole.embeddings if self.whole is not None else frozenset()
+
+    @property
     def gathers(self) -> bool:
         """Whether tests need buffers that a pass over the training data gathers, see `learning.statistics`."""
         return self.buffers == "static" and bool(self.buffer_names)

@@ -6,6 +6,7 @@ all of it at its end.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -36,6 +37,8 @@ class VisitTimes:
         The bytes that each client's visit begins with.
     up : int64 [clients, L]
         The bytes that it sends with each layer.
+    up_in : callable, optional
+        Returns the same of a round, where they differ from round to round.
     """
 
     speed: Speed
@@ -45,6 +48,7 @@ class VisitTimes:
     steps: Floats
     down: Ints
     up: Ints
+    up_in: Callable[[int], Ints] | None = None
 
     @property
     def communication(self) -> float:
@@ -116,7 +120,8 @@ class VisitTimes:
 
     def _sent(self, attempt: Attempt) -> Floats:
         """Return the bytes that each invited client sends with each layer, float64 [n, L]."""
-        up = self.up[attempt.cohort].astype(np.float64)
+        sent = self.up if self.up_in is None else self.up_in(attempt.round)
+        up = sent[attempt.cohort].astype(np.float64)
         return up if attempt.layers == up.shape[1] else up.sum(1, keepdims=True)
 
     def waits(self, attempt: Attempt) -> Floats:
@@ -175,7 +180,8 @@ class VisitTimes:
     def order(self, seed: int, clients: int, members: Ints, invited: int) -> Floats:
         """Return the expected seconds until 1 … n of the invited visits have arrived, see `Speed.order`."""
         fixed = self._fixed + self.up.sum(1) / self._lines.up + self._lines.latency
-        if self.wait is None and self.link.server == UNLIMITED and not np.ptp(fixed) and not np.ptp(self._work):
+        alike = self.wait is None and self.link.server == UNLIMITED and self.up_in is None
+        if alike and not np.ptp(fixed) and not np.ptp(self._work):
             return np.asarray(fixed[0] + self._work[0] * self.speed.order(seed, clients, members, invited))
         return drawn_order(self.seconds, seed, clients, members, invited)
 

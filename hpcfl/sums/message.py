@@ -190,9 +190,12 @@ class Layers:
         """Numbers in one visit's layers as the method sends them, where it holds all of them, int64 [L]."""
         return np.array([sum(self._blocks[name].size for name in names) for names in self.tensors])
 
-    def sent(self, part: int, bytes: bool = False) -> Ints:
-        """Return numbers, or bytes, in the layers of a visit that holds this one of `Block.parts`, int64 [L]."""
-        layers = [[self._blocks[name] for name in names] for names in self.tensors]
+    def sent(self, part: int, bytes: bool = False, withheld: Collection[str] = ()) -> Ints:
+        """Return numbers, or bytes, in the layers of a visit that holds this one of `Block.parts`, int64 [L].
+
+        What is `withheld` is not among them.
+        """
+        layers = [[self._blocks[name] for name in names if name not in withheld] for names in self.tensors]
         return np.array([sum(each.written(part) if bytes else each.sent(part) for each in layer) for layer in layers])
 
     def name(self, number: int) -> str:

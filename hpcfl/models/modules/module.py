@@ -84,6 +84,13 @@ class Whole:
         known = self.tensors | self.frozen | self.buffers
         return {name: value for name, value in self._module.state_dict().items() if name not in known}
 
+    @property
+    def embeddings(self) -> frozenset[str]:
+        """The tensors in which something is looked up."""
+        kinds = nn.Embedding, nn.EmbeddingBag
+        tables = {id(part.weight) for part in self._module.modules() if isinstance(part, kinds)}
+        return frozenset(name for name, value in self.tensors.items() if id(value) in tables)
+
     def integer(self, name: str) -> bool:
         """Return whether a buffer counts something."""
         return not self._types[name].is_floating_point
