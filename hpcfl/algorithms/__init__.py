@@ -6,6 +6,7 @@ from hpcfl.base.plugins import lookup, registered
 __all__ = ["TITLES", "Algorithm", "IteratedReduction", "ServerState", "algorithm_class", "algorithms"]
 
 TITLES = {
+    "decoupled_diloco": "Decoupled DiLoCo",
     "ditto": "Ditto",
     "fedasync": "FedAsync",
     "fedavg": "FedAvg",

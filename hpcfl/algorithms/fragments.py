@@ -7,7 +7,7 @@ rounds a step may move several fragments, since its visits began in several roun
 momentum, and whatever else a server optimiser knows of it.
 
 The parts are Streaming DiLoCo's (Douillard et al., arXiv 2501.18512), whose workers go on with what they have not sent:
-that is ``algorithm.name = "decoupled_diloco"`` here. A visit still begins with the whole model, and links take their
+that is `hpcfl.algorithms.decoupled_diloco` here. A visit still begins with the whole model, and links take their
 time for it.
 """
 

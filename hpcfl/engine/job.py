@@ -16,7 +16,7 @@ from hpcfl.algorithms.base import Algorithm, Block, Extras, IteratedReduction, L
 from hpcfl.base.blame import blaming
 from hpcfl.base.device_copy import on_host
 from hpcfl.base.errors import refusal
-from hpcfl.base.lazy import torch
+from hpcfl.base.lazy import Tensor, torch
 from hpcfl.base.memory import LEAN_BYTES, give_back, keep_freed
 from hpcfl.base.types import Computing, Floats, Ints, Shape, State
 from hpcfl.config import Config
@@ -243,13 +243,12 @@ class Job:
             return each[parts]
 
         state = self.task.start.given(self.border.begun(self.algorithm.init_server(self.task), "init_server"))
-        down = [
-            sum(
-                (blocks[name].sent(kind) if name in blocks else value.numel()) * value.element_size()
-                for name, value in state.items()
-            )
-            for kind in kinds.tolist()
-        ]
+
+        @cache
+        def down(withheld: frozenset[str]) -> Ints:
+            each = [(blocks.get(name), value) for name, value in state.items() if name not in withheld]
+            return np.array([sum(_bytes(*one, kind) for one in each) for kind in kinds.tolist()])[parts]
+
         steps = np.ones(planner.clients)
         if config.speed.per == "step":
             steps = _steps(planner)
@@ -259,8 +258,11 @@ class Job:
                 then = config.speed.tape.config
                 steps /= _steps(replace(planner, algorithm=method, speed=then.speed, participation=then.participation))
         given = config.speed, config.queue.times, config.link, config.seed
-        up_in = (lambda round_: up(self.algorithm.withholds(round_))) if self.algorithm.in_turn else None
-        return VisitTimes(*given, steps, np.array(down)[parts], up(frozenset()), up_in)
+        turn, nothing = self.algorithm.withholds, frozenset[str]()
+        up_in, down_in = lambda round_: up(turn(round_)), lambda round_: down(turn(round_ - 1) if round_ else nothing)
+        in_turn = bool(self.algorithm.in_turn)
+        known = down_in if in_turn and self.algorithm.goes_on else None, up_in if in_turn else None
+        return VisitTimes(*given, steps, down(nothing), up(nothing), *known)
 
     @cached_property
     def warnings(self) -> dict[str, str]:
@@ -410,6 +412,11 @@ class Job:
 def kinds(algorithm: Algorithm, task: Task) -> list[tuple[Shape, int]]:
     """Return for each client what those that are computed together have in common: shapes of features and parts."""
     return list(zip(task.federation.shapes, algorithm.holds(task).tolist()))
+
+
+def _bytes(block: Block | None, value: Tensor, part: int) -> int:
+    """Return the bytes of a part of a tensor of the shared state, as a block that visits send has it."""
+    return (value.numel() if block is None else block.sent(part)) * value.element_size()
 
 
 def _steps(planner: Planner) -> Floats:

@@ -326,7 +326,7 @@ class Recorder:
             "layer": job.layers.names,
             "rank": range(ranks),
         }
-        if slots := job.config.rules.slots(job.config.clients):
+        if slots := job.planner.slots:
             coords["arrival"] = range(slots)
         self.segment = store.begin(run_dir, columns(job), coords, first, job.config.rounds)
 
@@ -435,7 +435,7 @@ class Recorder:
             columns["steps"] = plan.steps
         if known.rates is not None and self.job.config.participation.dispatch == "fedqueue":
             columns["rate"] = known.rates
-        rest = self.job.config.rules.slots(self.job.config.clients) - len(order)
+        rest = self.job.planner.slots - len(order)
         return {
             f"arrival_{name}": np.pad(
                 values[order], (0, rest), constant_values=np.nan if values.dtype.kind == "f" else -1

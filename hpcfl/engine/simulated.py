@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -86,7 +87,11 @@ class Simulated(Rounds):
         with record.timed("compute_seconds"):
             self._between(now)
             for part in plan.parts():
-                record.visits += visit(self.job, part, self.mine, now, sums, kept, record)
+                if self.job.algorithm.goes_on and plan.arrivals is not None and not part.counted.any():
+                    whole = replace(part, depth=np.ones_like(part.depth))
+                    record.visits += visit(self.job, whole, self.mine, now, None)
+                else:
+                    record.visits += visit(self.job, part, self.mine, now, sums, kept, record)
         if self.job.task.slots is not None:
             self.job.task.slots.draw_ahead()
         record.gradients = int(self.job.task.oracle_calls.max())
@@ -150,7 +155,7 @@ class Simulated(Rounds):
     def together(self, record: Record, reason: str) -> str:
         """Bring every rank's figures together, and why it is to stop."""
         config = self.job.config
-        return record.gather(self.transport, reason, max(config.clients, config.rules.slots(config.clients)))
+        return record.gather(self.transport, reason, max(config.clients, self.job.planner.slots))
 
     def personal(self, now: Progress) -> Iterator[Saved]:
         """Yield what this rank hosts; where ranks see other folders, let all hand over theirs to the server."""
@@ -171,13 +176,14 @@ def visit(
     plan: Plan,
     chunks: Sequence[Chunk],
     now: Progress,
-    sums: ExactSums,
+    sums: ExactSums | None,
     kept: list[Message] | None = None,
     record: Record | None = None,
 ) -> int:
     """Do the visits of some chunks that count, add their messages to `sums`, keep the personal state; return how many.
 
-    What the algorithm keeps of the messages is put into `kept`, what was rejected is noted in `record`.
+    What the algorithm keeps of the messages is put into `kept`, what was rejected is noted in `record`. Without `sums`
+    the visits do not count, and leave the personal state alone.
     """
     record, count, device = record or Record.open(), 0, job.task.device
     # a rank to whose clients a state was not sent does not have it
@@ -186,14 +192,15 @@ def visit(
     for parts, own, work in job.bundles.work(shared, _parts(job, plan, chunks, now)):
         clients, visits = own.clients, plan.places(own.clients)
         sieve = job.guard.sieve(len(clients), record.limits)
-        add = partial(sums.add, norms=sieve.lengths)
-        take: Callable[[Message], None] = add
-        if plan.arrivals is not None:
-            factors = plan.arrivals.factors[np.searchsorted(plan.cohort, clients)]
-            take = partial(add, factors=dict.fromkeys(job.layers.of, factors))
-        elif kept is not None and job.keeps:
+        take: Callable[[Message], None] = _nothing
+        if sums is not None:
+            take = partial(sums.add, norms=sieve.lengths)
+            if plan.arrivals is not None:
+                factors = plan.arrivals.factors[np.searchsorted(plan.cohort, clients)]
+                take = partial(sums.add, factors=dict.fromkeys(job.layers.of, factors))
+        if kept is not None and job.keeps:
             kept.append(blank(job.keeps, len(clients)))
-            take = partial(_take, add, kept[-1])
+            take = partial(_take, take, kept[-1])
         after, rejected = drained(sieve.through(work), take), job.guard.rejections(visits, sieve)
         depth = np.array([rejected[place].depth if place in rejected else 0 for place in visits.tolist()])
         start = 0
@@ -225,6 +232,10 @@ def _parts(job: Job, plan: Plan, chunks: Iterable[Chunk], now: Progress) -> Iter
                 places = on_device(torch.from_numpy(chunk.places(plan.cohort[rows])), job.task.device)
                 own = {name: value[places] for name, value in own.items()}
             yield Part(chunk, own, job.visits(plan, rows))
+
+
+def _nothing(message: Message) -> None:
+    pass
 
 
 def _take(add: Callable[[Message], None], kept: Message, message: Message) -> None:

@@ -19,8 +19,9 @@ from hpcfl.base.errors import Interrupted, RunError
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Ints
 from hpcfl.engine.executor import acknowledgment
+from hpcfl.engine.iterated import iterate
 from hpcfl.engine.job import Job, Progress
-from hpcfl.engine.received import Received, add_all
+from hpcfl.engine.received import Received, add_all, messages
 from hpcfl.engine.record import Record
 from hpcfl.mpi.waiting import idle
 from hpcfl.realtime.lane import BUSY, Lane
@@ -31,7 +32,7 @@ from hpcfl.realtime.server import Server
 from hpcfl.schedule.plan import Fate, Plan
 from hpcfl.schedule.planner import Came, check_fruitless, counts, over, planned
 from hpcfl.sums.guard import NO_GROUP, NOT_FINITE, Rejection
-from hpcfl.sums.message import ExactSums, Sums
+from hpcfl.sums.message import ExactSums, Message, Sums
 
 
 @dataclass(frozen=True)
@@ -52,13 +53,16 @@ class Flight:
 class Step:
     """What has come since the server's last step; it is over when it is full, or at a second of the monotonic clock.
 
-    Where clients count alike, however often each has reported, visits are `held` until it is known how often.
+    Where clients count alike, however often each has reported, visits are `held` until it is known how often. What came
+    `late` does not count, and its clients go on from there. For further sums messages are `kept`.
     """
 
     sums: ExactSums
     ends: float
     came: list[Came] = field(default_factory=list)
+    late: list[Came] = field(default_factory=list)
     held: list[Received] = field(default_factory=list)
+    kept: list[Message] = field(default_factory=list)
     rejected: dict[int, Rejection] = field(default_factory=dict)  # by their places in `came`
     ended: dict[int, Fate] = field(default_factory=dict)  # what became of other visits, by client
     fruitless: int = 0
@@ -108,7 +112,7 @@ class ArrivalsServer(Server):
             try:
                 self._fill(step, now, record)
             except Interrupted:  # that ends the step with what has arrived, since it is acknowledged
-                if not step.came:  # no row will tell of visits that have ended since the step began: they begin anew
+                if not step.came and not step.late:  # no row will tell of what has ended since: it begins anew
                     vars(flights).update(vars(before))
                     raise
         clients = np.array([visit[0] for visit in step.came], dtype=np.int64)
@@ -116,11 +120,16 @@ class ArrivalsServer(Server):
             add_all(one, step.sums, factors=dict.fromkeys(self.job.layers.of, factor))
         last = step.came[-1][3] if step.came else start
         flights.now = last if step.full or time.monotonic() < step.ends else step.ends - self.origin
-        plan = planned(self.job.planner, now.round, step.came, flights, start, lasts, step.ended)
-        places = np.argsort(np.argsort(clients, kind="stable")).tolist()  # of those that came, in the cohort
+        ended = step.came + step.late
+        plan = planned(self.job.planner, now.round, ended, flights, start, lasts, step.ended)
+        whose, times = zip(*(visit[:4:3] for visit in ended)) if ended else ((), ())
+        places = np.argsort(np.lexsort((times, whose))).tolist()  # of each in the cohort
         record.rejected = {places[number]: rejection for number, rejection in step.rejected.items()}
         step.sums.cohort, step.sums.miss_probability = plan.invited, plan.miss_probability
         step.sums.arrived = now.arrived(plan)
+        if self.job.iterated is not None:
+            with record.timed("server_seconds"):
+                step.sums.iterated = iterate(self.job.iterated, now.shared, step.kept, lambda responses: responses)
         now.served = {version: now.served[version] for version in set(flights.version[flights.waiting].tolist())}
         if now.round + 1 == self.job.config.rounds:
             self.halt()
@@ -186,10 +195,15 @@ class ArrivalsServer(Server):
         bad, steps = int(one.rejected(groups)[0, 0]), one.steps(0, 0)
         depth = job.layers.reached[int(one.sent(groups)[0, 0])]
         version, reached = flight.version, depth if bad == NO_GROUP else 1
-        if not counts(job.planner, self.rules, now.round - version, reached, steps):
+        counted = counts(job.planner, self.rules, now.round - version, reached, steps)
+        if counted or (job.algorithm.goes_on and bad == NO_GROUP):
+            lane.counted[lane.hosted == client] = acknowledgment(version, flight.number, depth)
+        if not counted:
             self._in_vain(client, step, now.round)
+            if job.algorithm.goes_on:
+                visit = client, version, flight.number, when - self.origin, when - flight.sent
+                step.late.append((*visit, job.planner.nothing, steps))
             return
-        lane.counted[lane.hosted == client] = acknowledgment(version, flight.number, depth)
         if bad != NO_GROUP:
             step.rejected[len(step.came)] = Rejection(depth, bad, NOT_FINITE)
         else:
@@ -201,6 +215,7 @@ class ArrivalsServer(Server):
             old, at_work = np.array([now.round - version]), self.rules.at_work(job.config.clients)
             factor = float(job.planner.staleness.factors(old, at_work)[0])
             add_all(one, step.sums, groups, dict.fromkeys(job.layers.of, factor))
+            step.kept += messages(one, groups, job.keeps) if job.keeps else []
         ended = whole and (not self.rules.by_steps or steps == job.planner.visit_steps[0][client])
         seconds = when - flight.sent if ended else inf
         step.came.append((client, version, flight.number, when - self.origin, seconds, depth, steps))

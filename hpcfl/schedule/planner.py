@@ -45,6 +45,7 @@ class Method(Protocol):
     layerwise: ClassVar[bool]
     snapshots: ClassVar[bool]
     weighs_steps: ClassVar[bool]
+    goes_on: ClassVar[bool]
     means_alone: ClassVar[bool]
     needs_members: ClassVar[str]
     needs_rounds: ClassVar[str]
@@ -125,6 +126,20 @@ class Planner:
     def whole(self) -> bool:
         """Whether a visit counts as a whole or not at all."""
         return self.participation.whole(self.algorithm.layerwise)
+
+    @property
+    def nothing(self) -> int:
+        """The depth of a visit of which no layer counts, L + 1."""
+        return len(self.work_fractions) + 1
+
+    @property
+    def slots(self) -> int:
+        """How many visits may end in a round that arrivals end, and are recorded; 0 for other rounds.
+
+        Of each client one may be too old.
+        """
+        slots = self.rules.slots(self.clients)
+        return slots + self.clients if slots and self.algorithm.goes_on else slots
 
     @property
     def warnings(self) -> dict[str, str]:
@@ -688,6 +703,7 @@ class Queue:
             ended = dict.fromkeys(stale.tolist(), Fate.CANCELLED)
         self._send(round)
         came: list[Came] = []
+        late: list[Came] = []  # that do not count, and are kept
         fruitless, full, stop = 0, False, end
         while not full:
             client = int(np.nanargmin(flights.due)) if len(flights.waiting) else -1
@@ -707,17 +723,19 @@ class Queue:
             flights.now, flights.due[client] = due, np.nan
             version, number = int(flights.version[client]), int(flights.number[client])
             depth, steps = int(self.depth[client]), int(self.steps[client])
-            left = bool(flights.leaves[client])
+            left, lasted = bool(flights.leaves[client]), float(self.seconds[client])
             if not left and counts(self.run, rules, round - version, depth, steps):
-                came.append((client, version, number, due, float(self.seconds[client]), depth, steps))
+                came.append((client, version, number, due, lasted, depth, steps))
                 full, stop = over(self.run, rules, came, due, stop)
             else:
                 ended[client] = Fate.LOST if left else Fate.LATE
+                if self.run.algorithm.goes_on and not left:
+                    late.append((client, version, number, due, lasted, self.run.nothing, steps))
                 fruitless += 1
                 check_fruitless(round, fruitless)
             if not full and due < stop * (1 - CLOSE):
                 self._send(round)
-        return planned(self.run, round, came, flights, start, end - start, ended)
+        return planned(self.run, round, came + late, flights, start, end - start, ended)
 
     def _send(self, round: int) -> None:
         """Send clients out for all free places."""
@@ -871,12 +889,12 @@ def planned(
     closes_after: float,
     ended: Mapping[int, Fate],
 ) -> Plan:
-    """Return the round that these visits have ended: it began at `start`, and has ended by now.
+    """Return the round that these visits have ended, some of which may not count: it began at `start`, and is over now.
 
     So many seconds later it would have in any case; inf: it would not. Others have `ended` in it too.
     """
     layers, waiting = len(run.work_fractions), flights.waiting
-    table = np.array(sorted(came, key=lambda each: each[0]), dtype=np.float64).reshape(-1, 7).T
+    table = np.array(sorted(came, key=lambda each: (each[0], each[3])), dtype=np.float64).reshape(-1, 7).T
     cohort, versions, numbers, depth, steps = (table[row].astype(np.int64) for row in (0, 1, 2, 5, 6))
     times, seconds = table[3], table[4]
     rules = run.participation

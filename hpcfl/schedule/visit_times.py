@@ -37,8 +37,8 @@ class VisitTimes:
         The bytes that each client's visit begins with.
     up : int64 [clients, L]
         The bytes that it sends with each layer.
-    up_in : callable, optional
-        Returns the same of a round, where they differ from round to round.
+    down_in, up_in : callable, optional
+        Return the same of visits that begin with the state of a round, where these differ.
     """
 
     speed: Speed
@@ -48,6 +48,7 @@ class VisitTimes:
     steps: Floats
     down: Ints
     up: Ints
+    down_in: Callable[[int], Ints] | None = None
     up_in: Callable[[int], Ints] | None = None
 
     @property
@@ -63,10 +64,10 @@ class VisitTimes:
         lines, scale = self.link.lines(self.seed, len(self.steps)), self.speed.scale
         return Lines(lines.down / scale, lines.up / scale, lines.latency * scale)
 
-    @cached_property
-    def _fixed(self) -> Floats:
-        """Each client's seconds until it has what it begins with, without its wait, float64 [clients]."""
-        fixed: Floats = self._lines.latency + self.down / self._lines.down
+    def _fixed(self, round: int) -> Floats:
+        """Return each client's seconds until it has what it begins with, without its wait, float64 [clients]."""
+        down = self.down if self.down_in is None else self.down_in(round)
+        fixed: Floats = self._lines.latency + down / self._lines.down
         return fixed
 
     def known(self, clock: str) -> bool:
@@ -107,7 +108,7 @@ class VisitTimes:
     def _timeline(self, attempt: Attempt, computes: Floats) -> Timeline:
         cohort, lines = attempt.cohort, self._lines
         computes = self._work[cohort] * computes
-        begins = self._fixed[cohort] + self.waits(attempt)
+        begins = self._fixed(attempt.round)[cohort] + self.waits(attempt)
         ready, up = begins[:, None] + np.outer(computes, attempt.work_fractions), self._sent(attempt)
         if self.link.server == UNLIMITED:
             there, last = np.empty_like(ready), np.zeros(len(cohort))
@@ -161,7 +162,7 @@ class VisitTimes:
         float64 [n, M]
         """
         cohort, latency = attempt.cohort, self._lines.latency
-        rest = rest - (self._fixed + latency)[cohort, None, None]
+        rest = rest - (self._fixed(attempt.round) + latency)[cohort, None, None]
         work = self._work[cohort, None]
         if self.wait is None or not self.wait.redrawn:
             rest = rest - self.waits(attempt)[:, None, None]
@@ -179,7 +180,7 @@ class VisitTimes:
 
     def order(self, seed: int, clients: int, members: Ints, invited: int) -> Floats:
         """Return the expected seconds until 1 … n of the invited visits have arrived, see `Speed.order`."""
-        fixed = self._fixed + self.up.sum(1) / self._lines.up + self._lines.latency
+        fixed = self._fixed(0) + self.up.sum(1) / self._lines.up + self._lines.latency
         alike = self.wait is None and self.link.server == UNLIMITED and self.up_in is None
         if alike and not np.ptp(fixed) and not np.ptp(self._work):
             return np.asarray(fixed[0] + self._work[0] * self.speed.order(seed, clients, members, invited))

@@ -43,6 +43,12 @@ FORBIDDEN = (
 
 ARRIVING = {"model": "exponential", "kind": "dynamic"}
 OWN: dict[str, dict[str, Any]] = {  # problems of those that need one of their own, and less work than by default
+    "decoupled_diloco": {
+        "algorithm": {"name": "decoupled_diloco", "lr": 0.01},
+        "participation": {"close": "arrivals", "buffer": 2, "max_staleness": 1, "deadline": 3.0},
+        "speed": ARRIVING,
+        "fragments": {"count": 2},
+    },
     "fedasync": {"participation": {"close": "arrivals", "buffer": 1, "deadline": 3.0}, "speed": ARRIVING},
     "fedhenn": {"algorithm": {"name": "fedhenn", "alignment": 12}},
     "fedlrgd": {  # as the paper prints it: inverses go to the clients, sums come back one by one

@@ -84,6 +84,8 @@ def test_all_at_once_are_fedavg(world: Any, shared_dir: Path) -> None:
         ({"buffer": 3, "concurrency": 4}, {"algorithm": SALF, "speed": FAST}),
         ({"buffer": 1, "dispatch": "reporter"}, {"algorithm": {"name": "fedasync", "batch": 64, **KEPT}}),
         ({"buffer": 3}, {"weighting": {"correct": "remembered"}, "staleness": {}}),
+        ({"buffer": 3}, {"fragments": {"count": 3}, "server": {"optimizer": "nesterov"}}),
+        ({"buffer": 3}, {"algorithm": SALF, "speed": FAST, "fragments": {"count": 2, "schedule": "shuffled"}}),
     ],
 )
 def test_a_replay_in_simulated_time_has_the_same_bits(world: Any, shared_dir: Path, case: Any) -> None:
@@ -96,6 +98,23 @@ def test_a_replay_in_simulated_time_has_the_same_bits(world: Any, shared_dir: Pa
         assert (data["arrival_client"].values >= 0).all()
         assert (np.diff(data["arrival_seconds"].values.ravel()) >= 0).all()
         assert data["round_seconds"].values.sum() == pytest.approx(data["arrival_seconds"].values[-1, -1])
+
+
+@pytest.mark.parametrize("led_", [False, True])
+def test_workers_go_on_though_they_are_late(world: Any, shared_dir: Path, led_: bool) -> None:
+    """Decoupled DiLoCo, resumed: who is late does not count, and what it keeps of that is what a replay has."""
+    rules = {"buffer": 1, "grace": 0.02, "max_staleness": 0, "dispatch": "reporter"}
+    algorithm = {"name": "decoupled_diloco", "batch": 64, "steps": 3, "lr": 0.01}
+    more = {"algorithm": algorithm, "staleness": {}, "fragments": {"count": 3}, "server": {"optimizer": "nesterov"}}
+    values = (led if led_ else lambda world, *given, **more: arriving(*given, **more))(world, rules, **more, speed=SLOW)
+    run = play(world, values, shared_dir / "run", world.comm)
+    resume(world, run, 4, world.comm)
+    replays(world, values, run, shared_dir)
+    if world.rank == 0:
+        data = store.open_run(run)
+        late = data["arrival_depth"].values > data.sizes["layer"]
+        assert late.any() or world.size == 2
+        assert (data["arrival_staleness"].values[late] > 0).all()
 
 
 def test_a_resumed_run_goes_on_with_who_was_at_work(world: Any, shared_dir: Path) -> None:

@@ -133,6 +133,8 @@ def test_fedlrgd_and_fedave_cost_what_the_paper_says() -> None:
 
 NARROW = sum(65 * units + 10 * (units + 1) for units in (16, 8, 8, 4, 2, 2, 1)) / 7  # rates of 1, 1/2, … 1/16
 HAND: dict[str, tuple[Callable[[int, int], tuple[int, int]], float | tuple[int, int], int]] = {
+    # ten steps of 10 samples; of two fragments the first layer's matrix, and the rest
+    "decoupled_diloco": (lambda n, h: (100, 100), (64 * 16, MLP - 64 * 16), MLP),
     "ditto": (lambda n, h: (2 * n, 2 * n), MLP, MLP),  # of both models
     "fedavg": (lambda n, h: (n, n), MLP, MLP),
     "feddyn": (lambda n, h: (n, n), MLP, MLP),
