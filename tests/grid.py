@@ -56,6 +56,8 @@ AXES: dict[str, dict[str, dict[str, Any]]] = {
         "deadline": {"participation": {"close": "deadline", "deadline": 0.1}},
         "arrivals": {"participation": {"close": "arrivals", "buffer": 3, "max_seconds": 0.08}},
         "single": {"participation": {"close": "arrivals", "buffer": 1, "dispatch": "reporter"}},
+        "every": {"participation": {"close": "arrivals", "buffer": 8, "every_client": True, "max_staleness": 0}},
+        "groups": {"participation": {"close": "arrivals", "dispatch": "fedcompass"}, "scheduler": {"least_steps": 1}},
     },
     "partial": {each: {"participation": {"partial": each}} for each in ("auto", "layers", "steps", "discard")},
     "correct": {
@@ -98,7 +100,7 @@ NO_OPS: dict[str, tuple[str, Callable[[str, dict[str, str]], bool]]] = {
     ),
     "no end": (
         "where only the last visit or the next arrival ends a round, none is cut short: discarding is of rejections",
-        lambda axis, at: axis == "partial" and at["partial"] == "discard" and at["close"] in ("all", "single"),
+        lambda axis, at: axis == "partial" and at["partial"] == "discard" and at["close"] in ("all", "single", "every"),
     ),
     "heads first": (
         "FedRep's heads learn first: what the first four leave undone here has not come to what is shared",

@@ -50,7 +50,7 @@ class Hooks(ConfigBase):
     keeps_sent : bool
         Clients keep what they have sent, and the server must know the sum of it: nothing may count by its staleness.
     means_alone : bool
-        The server needs nothing beside the means of changes: then visits may count so that clients count alike.
+        The server needs nothing beside the means of changes that all clients hold whole.
     sums_kept : str
         The extras are the ``"sum"`` or the ``"mean"`` of what all clients keep by the same names; empty: neither.
     needs_members : str

@@ -133,6 +133,23 @@ def with_correction(algorithm: Algorithm, weighting: Weighting, members: Ints, b
     )
 
 
+def with_even_clients(algorithm: Algorithm) -> Algorithm:
+    """Return the method of whose clients each counts alike in a step, however often it has reported in it."""
+    return algorithm if algorithm.means_alone else wrapped(algorithm, _Even)
+
+
+class _Even(Wrapper):
+    """Visits' changes are scaled for this as if all held all; means stand for the clients that have reported."""
+
+    def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
+        assert sums.arrived is not None
+        visits, clients = len(sums.arrived.clients), np.unique(sums.arrived.clients)
+        held = {
+            name: weight * visits / len(clients) for name, weight in self.holders(task, clients, sums.round).items()
+        }
+        return super().step(task, state, CorrectedSums(sums, clients, {}, held=held))
+
+
 class _Corrected(Wrapper):
     """What all have in common; the method sees nothing of what clients keep for it."""
 

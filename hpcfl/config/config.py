@@ -21,7 +21,7 @@ from hpcfl.algorithms.compression import Compression, with_compression
 from hpcfl.algorithms.fragments import Fragments, with_fragments
 from hpcfl.algorithms.last_step import with_last_step
 from hpcfl.algorithms.server_optimizer import ServerOptimizer, with_server_optimizer
-from hpcfl.algorithms.weighting import Weighting, with_correction
+from hpcfl.algorithms.weighting import Weighting, with_correction, with_even_clients
 from hpcfl.base import plugins
 from hpcfl.base.blame import blaming
 from hpcfl.base.config import ConfigBase, check_plain, checked, sections, unknown
@@ -436,6 +436,7 @@ class Config(ConfigBase):
         method = with_fragments(method, task, self.fragments, self.seed)
         members, by_steps = self.rules.taking_part(self.clients), self.participation.by_steps
         method = with_correction(method, self.weighting, members, by_steps)
+        method = with_even_clients(method) if self.rules.every_client else method
         method = with_compression(method, task, self.message)
         return with_server_optimizer(with_buffers(method, task), task, self.server)
 

@@ -336,6 +336,12 @@ class Job:
         """The most bytes that one client's personal state has; 0 where clients have none."""
         return max(sum(value.nbytes for value in like.values()) for like in self._likes.values())
 
+    @cached_property
+    def changes(self) -> list[str]:
+        """The blocks that count by their visits' factors, where arrivals end rounds."""
+        summed = self.algorithm.summed(self.task)
+        return [name for name in self.layers.of if name not in summed]
+
     def visits(self, plan: Plan, rows: Ints, closed: Event | None = None) -> Visits:
         """Return what the clients at `rows` of the cohort need to know.
 

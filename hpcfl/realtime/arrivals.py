@@ -117,7 +117,7 @@ class ArrivalsServer(Server):
                     raise
         clients = np.array([visit[0] for visit in step.came], dtype=np.int64)
         for one, factor in zip(step.held, self.rules.evened(clients).tolist()):
-            add_all(one, step.sums, factors=dict.fromkeys(self.job.layers.of, factor))
+            add_all(one, step.sums, factors=dict.fromkeys(self.job.changes, factor))
         last = step.came[-1][3] if step.came else start
         flights.now = last if step.full or time.monotonic() < step.ends else step.ends - self.origin
         ended = step.came + step.late
@@ -214,7 +214,7 @@ class ArrivalsServer(Server):
         else:
             old, at_work = np.array([now.round - version]), self.rules.at_work(job.config.clients)
             factor = float(job.planner.staleness.factors(old, at_work)[0])
-            add_all(one, step.sums, groups, dict.fromkeys(job.layers.of, factor))
+            add_all(one, step.sums, groups, dict.fromkeys(job.changes, factor))
             step.kept += messages(one, groups, job.keeps) if job.keeps else []
         ended = whole and (not self.rules.by_steps or steps == job.planner.visit_steps[0][client])
         seconds = when - flight.sent if ended else inf

@@ -46,7 +46,6 @@ class Method(Protocol):
     snapshots: ClassVar[bool]
     weighs_steps: ClassVar[bool]
     goes_on: ClassVar[bool]
-    means_alone: ClassVar[bool]
     needs_members: ClassVar[str]
     needs_rounds: ClassVar[str]
 
@@ -508,7 +507,7 @@ def check(
         _check_arrivals(algorithm)
     if rules.every_client:  # changes are scaled so that clients count alike
         try:
-            weights = algorithm.mean_weights() if algorithm.means_alone else ""
+            weights = algorithm.mean_weights()
         except UsageError:
             weights = ""
         if not weights:

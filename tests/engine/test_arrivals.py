@@ -244,11 +244,7 @@ def test_methods_that_need_rounds_are_refused(more: dict[str, Any], match: str) 
     ("more", "match"),
     [
         ({"algorithm": {"name": "fedavg"}}, r"algorithm.weights: expected 'uniform' with .*every_client"),
-        (
-            {"algorithm": {"name": "fednova"}},
-            r"participation.every_client = true: algorithm.name = 'fednova'",
-        ),
-        ({"algorithm": {"name": "scaffold"}}, r"participation.every_client = true: algorithm.name = 'scaffold'"),
+        ({"algorithm": {"name": "heterofl"}}, r"participation.every_client = true: algorithm.name = 'heterofl'"),
         (
             {"weighting": {"correct": "remembered"}},
             r"weighting.correct = 'remembered' has no meaning with .*every_client",
