@@ -216,6 +216,13 @@ class Config(ConfigBase):
 
     def check_lanes(self, lanes: Sequence[Topology] = ()) -> None:
         """Raise UsageError where ranks would share a lane although single messages are looked at."""
+        if self.clock == "wall" and self.participation.scheduled:
+            most = max((len(clients) for lane in lanes for clients in lane.hosted), default=1)
+            if most > 1:
+                rule = f"participation.dispatch = '{self.participation.dispatch}' with clock = 'wall'"
+                ranks = sum(len(lane.ranks) for lane in lanes) + 1
+                wanted = f"expected {self.clients + 1} ranks, got {ranks}"
+                raise UsageError(f"{rule} keeps clients waiting, each of which needs a rank of its own: {wanted}")
         led = self.lane_width == TWO_LEVEL and self.passes_singles
         if self.clock == "wall" and self.singles and not led:
             check_single(self.singles, self.lane_width, lanes)
@@ -282,13 +289,11 @@ class Config(ConfigBase):
 
     def _check_scheduler(self) -> None:
         """Raise UsageError where clients cannot be sent out by a rule, or changes not be divided so."""
-        varies = f"speed.model = '{self.speed.model}'" if self.speed.replays else ""
-        if self.availability.model != "always":
-            varies = f"availability.model = '{self.availability.model}'"
-        self.scheduler.check(self.participation, self.algorithm, self.clock, varies)
+        varies = f"availability.model = '{self.availability.model}'" if self.availability.model != "always" else ""
+        self.scheduler.check(self.rules, self.algorithm, varies)
         if self.staleness.divisor != "visits":
             what = f"staleness.divisor = '{self.staleness.divisor}'"
-            if self.clock != "simulated":
+            if self.clock != "simulated" and not self.participation.scheduled:
                 raise UsageError(f"{what} is of simulated time: expected clock = 'simulated', got '{self.clock}'")
             try:
                 self.algorithm.mean_weights()

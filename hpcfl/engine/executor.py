@@ -200,7 +200,12 @@ class Executor:
             return plan, planner.times.timeline(attempt)
         drawn = planner.times.timeline(replace(attempt, cohort=planner.members))
         plan = replace(plan, arrival=np.full_like(plan.arrival, np.nan), number=attempt.number)
-        return plan, drawn.of(np.searchsorted(planner.members, attempt.cohort))
+        drawn = drawn.of(np.searchsorted(planner.members, attempt.cohort))
+        if planner.rules.scheduled:
+            steps, fewest = attempt.work
+            plan = replace(plan, steps=np.array([steps]), rate=fewest / steps)
+            drawn = drawn.shortened(steps / int(planner.visit_steps[0][attempt.cohort[0]]))
+        return plan, drawn
 
     def _whole(self, shared: State, chunks: Iterable[Visits], sender: WholeSender) -> None:
         self.job.task.oracle_calls[:] = 0

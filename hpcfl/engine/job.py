@@ -351,13 +351,13 @@ class Job:
         depth = plan.depth[rows] if closed is None else np.ones(len(rows), dtype=np.int64)
         sizes = self.task.federation.train_sizes[clients]
         steps = None if plan.steps is None else plan.steps[rows]
-        if (closed is not None and steps is not None) or (steps is None and self.planner.rules.work == "speed"):
+        cut = closed is not None and steps is not None and not self.planner.rules.scheduled
+        if cut or (steps is None and self.planner.rules.work == "speed"):
             steps = self.planner.visit_steps[0][clients]
         chances = None if plan.step_chances is None else plan.step_chances[rows]
         known = plan.arrival[rows], closed, steps
-        rates = None if plan.arrivals is None else plan.arrivals.rates
-        rate = 1.0 if rates is None else float(rates[0])  # all visits of a part have the same
-        return Visits(plan.round, clients, depth, sizes, *known, number=plan.number, step_chances=chances, rate=rate)
+        visits = Visits(plan.round, clients, depth, sizes, *known, number=plan.number, step_chances=chances)
+        return visits if plan.rate == 1 else replace(visits, rate=plan.rate)
 
     def members(self, clients: Ints) -> Ints:
         """Return the places of those `clients` that take part in the run, int64 [n]."""

@@ -108,7 +108,7 @@ STEPS = Column("steps", ("client",), "int64", "local steps of the client that co
 def columns(job: Job) -> list[Column]:
     """All columns of a run; UsageError where a metric has the name of another one."""
     found = [*COLUMNS, *(ORACLE if job.config.oracle.record else ())]
-    rules = job.config.participation
+    rules = job.config.rules
     found += [STEPS] if rules.sets_steps or rules.work == "speed" else []
     if job.config.rules.by_arrivals:
         found += ARRIVALS + ([ARRIVAL_STEPS] if rules.sets_steps else [])
@@ -397,7 +397,7 @@ class Recorder:
     def plan_columns(self, plan: Plan) -> dict[str, Any]:
         """The columns that follow from the plan alone."""
         row = self._arrival_columns(plan)
-        if self.job.config.participation.sets_steps:
+        if self.job.config.rules.sets_steps:
             counted = np.zeros_like(plan.depth) if plan.steps is None else np.where(plan.counted, plan.steps, 0)
             row["steps"] = self._by_client(plan, counted, -1)
         elif self.job.config.participation.work == "speed":
@@ -433,7 +433,7 @@ class Recorder:
         }
         if plan.steps is not None:
             columns["steps"] = plan.steps
-        if known.rates is not None and self.job.config.participation.dispatch == "fedqueue":
+        if known.rates is not None and self.job.config.rules.dispatch == "fedqueue":
             columns["rate"] = known.rates
         rest = self.job.planner.slots - len(order)
         return {

@@ -197,7 +197,7 @@ def visit(
             take = partial(sums.add, norms=sieve.lengths)
             if plan.arrivals is not None:
                 factors = plan.arrivals.factors[np.searchsorted(plan.cohort, clients)]
-                take = partial(sums.add, factors=dict.fromkeys(job.changes, factors))
+                take = partial(take, factors=dict.fromkeys(job.changes, factors))
         if kept is not None and job.keeps:
             kept.append(blank(job.keeps, len(clients)))
             take = partial(_take, take, kept[-1])

@@ -67,6 +67,7 @@ class Step:
     ended: dict[int, Fate] = field(default_factory=dict)  # what became of other visits, by client
     fruitless: int = 0
     full: bool = False
+    over: float | None = None  # when it was, in seconds since the start of the run; None: with what came last
 
 
 class ArrivalsServer(Server):
@@ -115,15 +116,16 @@ class ArrivalsServer(Server):
                 if not step.came and not step.late:  # no row will tell of what has ended since: it begins anew
                     vars(flights).update(vars(before))
                     raise
-        clients = np.array([visit[0] for visit in step.came], dtype=np.int64)
-        for one, factor in zip(step.held, self.rules.evened(clients).tolist()):
-            add_all(one, step.sums, factors=dict.fromkeys(self.job.changes, factor))
-        last = step.came[-1][3] if step.came else start
+        last = step.over or (step.came[-1][3] if step.came else start)
         flights.now = last if step.full or time.monotonic() < step.ends else step.ends - self.origin
         ended = step.came + step.late
         plan = planned(self.job.planner, now.round, ended, flights, start, lasts, step.ended)
         whose, times = zip(*(visit[:4:3] for visit in ended)) if ended else ((), ())
         places = np.argsort(np.lexsort((times, whose))).tolist()  # of each in the cohort
+        plan = self.job.planner.divided(plan) if step.held else plan
+        factors = plan.arrivals.factors.tolist() if plan.arrivals else ()
+        for one, place in zip(step.held, places):
+            add_all(one, step.sums, factors=dict.fromkeys(self.job.changes, factors[place]))
         record.rejected = {places[number]: rejection for number, rejection in step.rejected.items()}
         step.sums.cohort, step.sums.miss_probability = plan.invited, plan.miss_probability
         step.sums.arrived = now.arrived(plan)
@@ -150,7 +152,7 @@ class ArrivalsServer(Server):
         for _ in self.lanes.waiting(f"visits of round {now.round}", owing, self.rest, left, patience):
             with self.phases.phase("reduction"):
                 self._take(step, now, record)
-            if step.full or time.monotonic() >= step.ends:
+            if step.full or (time.monotonic() >= step.ends and self._closes(step, now)):
                 break
             with self.phases.phase("broadcast"):
                 self._send(step, now)
@@ -163,13 +165,17 @@ class ArrivalsServer(Server):
             )
         self.lasted = time.monotonic() - began
 
+    def _closes(self, step: Step, now: Progress) -> bool:
+        """Return whether the step is over now that its time is up."""
+        return True
+
     # what arrives
 
     def _take(self, step: Step, now: Progress, record: Record) -> None:
         """Take visits in the order in which they have come, then those whose time is up; forget those of the dead."""
         came = [lane for lane in self.at_work if lane.visits.arrived]
-        for lane in sorted(came, key=_arrival):
-            if not step.full and _arrival(lane)[0] <= step.ends:
+        for lane in sorted(came, key=arrival):
+            if not step.full and arrival(lane)[0] <= step.ends:
                 self._arrive(lane, step, now, record)
         for lane, flight in list(self.at_work.items()):
             if lane.state == "dead" and not lane.visits.arrived:
@@ -183,7 +189,7 @@ class ArrivalsServer(Server):
         """Take what a lane has sent of its visit, and close the visit where that is not all; leave word what counts."""
         flight, one, job, flights = self.at_work.pop(lane), lane.visits.pending, self.job, now.flights
         client, whole = flight.client, bool(lane.visits.arrived)
-        when = _arrival(lane)[0] if whole else time.monotonic()
+        when = arrival(lane)[0] if whole else time.monotonic()
         if not whole:
             lane.close(Command(Op.CLOSE))
         flights.due[client] = np.nan
@@ -259,9 +265,13 @@ class ArrivalsServer(Server):
                 continue
             self.owed.remove(client)
         chosen = flights.chosen(self.job.config.seed, self.rules, self._candidates(free, now), now.round)
+        self._leave(chosen, step, now)
         flights.leave(chosen, now.round)
         for client in chosen.tolist():
             self._invite(self.lane[client], client, now)
+
+    def _leave(self, clients: Ints, step: Step, now: Progress) -> None:
+        """Take note of who is about to be sent out."""
 
     def _candidates(self, lanes: list[Lane], now: Progress) -> Ints:
         """Return one client of each lane that may be sent out, drawn uniformly, ascending ids."""
@@ -279,10 +289,15 @@ class ArrivalsServer(Server):
         version, number = int(now.flights.version[client]), int(now.flights.number[client])
         ends = self.rules.max_seconds or self.rules.closes_after(version, ())
         serial = self.serials.get(version, 0)
-        command = Command(Op.VISIT, version, number, ends, state=serial, cohort=np.array([client], dtype=np.int64))
+        cohort = np.array([client], dtype=np.int64)
+        command = Command(Op.VISIT, version, number, ends, state=serial, work=self._work(client, now), cohort=cohort)
         sent = time.monotonic()
         lane.invite(command, self.packing.sent(now.served[version]))
         self.at_work[lane] = Flight(client, version, number, sent, sent + (self.rules.max_seconds or inf))
+
+    def _work(self, client: int, now: Progress) -> tuple[int, int]:
+        """Return `Command.work` of a client's visit."""
+        return 0, 0
 
     # everything else
 
@@ -293,7 +308,7 @@ class ArrivalsServer(Server):
             self.lane |= self._hosts()
 
 
-def _arrival(lane: Lane) -> tuple[float, int]:
+def arrival(lane: Lane) -> tuple[float, int]:
     """Return when a complete visit has come, in seconds of the monotonic clock; who comes at once, by rank."""
     assert lane.visits.pending is not None
     return lane.visits.pending.times[-1], lane.topology.ranks[0]

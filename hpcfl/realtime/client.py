@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -196,7 +196,7 @@ class ClientRank:
         """Compute the visits that are asked for; send each frame as soon as it is ready."""
         begun = time.monotonic()
         facts = command.round, command.attempt, command.stage, command.cohort, command.closes_after
-        attempt = self.job.planner.attempt(*facts)
+        attempt = replace(self.job.planner.attempt(*facts), work=command.work)
         turns = [turn[self.local_rank] for turn in self.topology.turns(command.cohort, self.job.together)]
         self._turns = turns
         self._posted, self._total = 0, len(turns) * len(self.formats.all)

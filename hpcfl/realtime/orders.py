@@ -10,7 +10,8 @@ import numpy as np
 from hpcfl.base.types import Ints
 
 NONE: Ints = np.zeros(0, dtype=np.int64)
-HEAD = 8  # op, round, attempt, closes_after, stage, stopped, hard, state
+HEAD = 8  # op, round, attempt, closes_after, stage, stopped or work, hard, state
+HALF = 32  # bits of the steps of a visit, and as many of the fewest
 
 
 class Op(IntEnum):
@@ -41,6 +42,7 @@ class Command:
     closes_after: float = 0.0  # seconds from the round's start after which it closes at the latest
     stage: int = 0  # of doubling participant sets
     stopped: int = 0  # when leaving: the exit code of a run that did not come to its end, else 0
+    work: tuple[int, int] = (0, 0)  # of a visit for which a rule says them: its steps, and the fewest of any client's
     hard: bool = False  # when leaving: end without MPI's farewell, which the dead would have to take part in
     state: int = 0  # the number of the shared state, which comes along unless it has come before; 0: it always does
     counted: Ints = field(default_factory=lambda: NONE)
@@ -54,7 +56,9 @@ class Command:
     def packed(self, hosted: int, clients: int) -> Ints:
         data = self.empty(hosted, clients)
         closes_after = np.float64(self.closes_after).view(np.int64)
-        data[:HEAD] = self.op, self.round, self.attempt, closes_after, self.stage, self.stopped, self.hard, self.state
+        steps, fewest = self.work
+        word = self.stopped or steps << HALF | fewest  # no visit says both
+        data[:HEAD] = self.op, self.round, self.attempt, closes_after, self.stage, word, self.hard, self.state
         data[HEAD : HEAD + len(self.counted)] = self.counted
         invited = np.zeros(64 * (len(data) - HEAD - hosted), dtype=bool)
         invited[self.cohort] = True
@@ -63,11 +67,12 @@ class Command:
 
     @classmethod
     def unpacked(cls, data: Ints, hosted: int) -> Command:
-        op, round_, attempt, _, stage, stopped, hard, state = (int(value) for value in data[:HEAD])
+        op, round_, attempt, _, stage, word, hard, state = (int(value) for value in data[:HEAD])
+        stopped, work = (0, divmod(word, 1 << HALF)) if op == Op.VISIT else (word, (0, 0))
         closes_after = float(data[3:4].view(np.float64)[0])
         cohort = np.flatnonzero(np.unpackbits(data[HEAD + hosted :].view(np.uint8)))
         counted = data[HEAD : HEAD + hosted]
-        return cls(Op(op), round_, attempt, closes_after, stage, stopped, bool(hard), state, counted, cohort)
+        return cls(Op(op), round_, attempt, closes_after, stage, stopped, work, bool(hard), state, counted, cohort)
 
 
 RANK_STATES = "idle", "visiting", "asked", "late", "dead", "silent"

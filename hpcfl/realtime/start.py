@@ -31,6 +31,7 @@ from hpcfl.realtime.lane import Lane
 from hpcfl.realtime.lanes import Lanes
 from hpcfl.realtime.relayed import RelayedRank
 from hpcfl.realtime.roles import Roles
+from hpcfl.realtime.scheduled import ScheduledServer
 from hpcfl.realtime.server import Server
 from hpcfl.realtime.succession import Succession
 
@@ -75,6 +76,7 @@ def lead(
         return made
 
     arrivals = job.config.participation.by_arrivals
+    by_arrivals = ScheduledServer if job.config.participation.scheduled else ArrivalsServer
     with telling(comm, job.config.patience):
         there = connected or connect(comm, job.config.lane_width, hosts, has_ulfm(comm), arrivals)
     if job.config.lane_width == TWO_LEVEL:
@@ -82,7 +84,7 @@ def lead(
         gone = [Lane(topology([rank], job.chunks), direct(shared, rank, leads=True), *facts) for rank in absent]
         if arrivals:
             others, spare = relayed.lanes(job, there.comms, nodes, facts)
-            return server(ArrivalsServer, there, others + gone, spare)
+            return server(by_arrivals, there, others + gone, spare)
         succession = Succession(job, shared, nodes, facts)
         return server(Server, there, succession.lanes() + gone, succession=succession)
 
@@ -101,7 +103,7 @@ def lead(
     for number, each in enumerate(topologies):
         whole = absent.keys().isdisjoint(each.ranks) or len(each.ranks) == 1
         all_lanes += [lane(each, number)] if whole else [spare[rank] for rank in each.ranks]
-    return server(ArrivalsServer if arrivals else Server, there, all_lanes, spare)
+    return server(by_arrivals if arrivals else Server, there, all_lanes, spare)
 
 
 def serve(

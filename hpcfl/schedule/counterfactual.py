@@ -90,6 +90,9 @@ class Counterfactual(Speed):
         then = self.tape.config.speed
         if then.replays:
             raise UsageError(f"speed.run: '{self.run}' is a replay itself: expected the run that it replays")
+        if self.tape.config.participation.scheduled:
+            why = "says how many steps each visit took, and what whole ones take is not known"
+            raise UsageError(f"speed.run: '{self.run}' {why}; did you mean closing = 'recorded'?")
         if self.costs != type(self).model_fields["costs"].default:
             raise no_meaning("speed.costs", self.costs, "speed.model = 'trace', which has those of the recorded run")
         if self.simulated and then.per != self.per:

@@ -80,8 +80,8 @@ class Participation(ConfigBase):
     dispatch: Literal["uniform", "reporter", "fedcompass", "fedqueue"] = "uniform"
     """Who is sent out when a client has reported (``close = "arrivals"`` only). ``uniform``: any of those that are not
     at work, drawn uniformly. ``reporter``: the same one. ``fedcompass``, ``fedqueue``: who was merged, with as many
-    local steps as ``[scheduler]`` lets that rule choose, which says too when the server takes a step (simulated time;
-    see `hpcfl.schedule.scheduler`)."""
+    local steps as ``[scheduler]`` lets that rule choose, which says too when the server takes a step (in real time each
+    client needs a rank of its own; see `hpcfl.schedule.scheduler`)."""
     once_per_version: bool = False
     """Send a client out at most once with the same state (``close = "arrivals"`` only); else one that has reported may
     begin anew with it, with other samples."""
@@ -384,7 +384,7 @@ class Staleness(ConfigBase):
     divisor: Literal["visits", "weights", "clients"] = "visits"
     """What the sum of changes, each times its weight and s, is divided by. ``visits``: the weights of the visits that
     have come. ``weights``: these times s, so that what counts adds up to 1 (FedQueue). ``clients``: the weights of all
-    clients (FedCompass). The last two in simulated time."""
+    clients (FedCompass). The last two in simulated time, or where a rule says whose visits are taken together."""
     b: int | None = Field(None, ge=0)
     """The staleness up to which it is 1: by default 4 of ``hinge``, and of ``adaptive`` `participation.concurrency`."""
 

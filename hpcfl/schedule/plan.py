@@ -41,6 +41,8 @@ class Attempt:
         Seconds after which each client leaves, whether it is done or not; None: nobody does.
     begins : float
         When it begins, in seconds since the start of the run; 0 where nobody asks for it.
+    work : tuple of int
+        Of a visit for which a rule says them, in real time: its steps, and the fewest of any client's.
     """
 
     seed: int
@@ -55,6 +57,7 @@ class Attempt:
     grace: float = 0.0
     leaves: Floats | None = None
     begins: float = 0.0
+    work: tuple[int, int] = (0, 0)
 
     @property
     def layers(self) -> int:
@@ -121,6 +124,11 @@ class Timeline:
         """Return that of visits which do nothing but compute, float64 [n]."""
         nothing = np.zeros(len(seconds))
         return cls(nothing, seconds, nothing, np.outer(seconds, work_fractions))
+
+    def shortened(self, share: float) -> Timeline:
+        """Return that of visits which do a share of their steps, and send what they have at their ends."""
+        less = (1 - share) * self.computes
+        return Timeline(self.begins, self.computes - less, self.sends, self.arrives - less[:, None])
 
     def of(self, rows: Ints) -> Timeline:
         """Return that of some visits."""
@@ -214,6 +222,8 @@ class Plan:
         Of a part, where its visits stand in the cohort of the whole round; None: it is the whole.
     ended : mapping of int to Fate
         What has become of clients' visits that ended in the round beside those of the cohort.
+    rate : float
+        By what visits of a part multiply the size of their steps.
     step_chances : float64 [n, T] or None
         Chance that so many of each one's local steps, 1 … T, are done and count; None: the method does not ask.
     """
@@ -233,6 +243,7 @@ class Plan:
     among: Ints | None = None
     ended: Mapping[int, Fate] = field(default_factory=dict)
     step_chances: Floats | None = None
+    rate: float = 1.0
 
     @classmethod
     def nobody(cls, round: int, layers: int, closes_after: float = nan, repeats: int = 0) -> Plan:
@@ -277,7 +288,8 @@ class Plan:
             rows = np.flatnonzero((kinds == kind).all(1))
             own = {name: getattr(self, name)[rows] for name in ("cohort", "seconds", "depth", "arrival")}
             own |= {"steps": None if self.steps is None else self.steps[rows], "arrivals": self.arrivals.of(rows)}
-            parts.append(replace(self, round=int(kind[1]), number=int(kind[2]), among=rows, **own))
+            rate = float(kind[3]) if len(kind) > 3 else 1.0
+            parts.append(replace(self, round=int(kind[1]), number=int(kind[2]), rate=rate, among=rows, **own))
         return parts
 
     @cached_property

@@ -31,7 +31,7 @@ from hpcfl.schedule.deadlines import planned as best_deadlines
 from hpcfl.schedule.doubling import Doubling, Stage, Theory, entered, stages, wanted
 from hpcfl.schedule.participation import Participation, Staleness
 from hpcfl.schedule.plan import Arrivals, Attempt, Fate, Plan
-from hpcfl.schedule.scheduler import RULES, Known, Scheduler
+from hpcfl.schedule.scheduler import RULES, Known, Rule, Scheduler
 from hpcfl.schedule.speeds.base import CLOSE, Speed
 from hpcfl.schedule.visit_times import VisitTimes
 
@@ -131,6 +131,11 @@ class Planner:
         """The depth of a visit of which no layer counts, L + 1."""
         return len(self.work_fractions) + 1
 
+    def rule(self, known: Known) -> Rule:
+        """Return the rule that sends clients out, which has `known` so much of them, and keeps it up to date."""
+        most = int(self.visit_steps[0].max())
+        return RULES[self.rules.dispatch](self.scheduler, most, self.clients, self.members, known)
+
     @property
     def slots(self) -> int:
         """How many visits may end in a round that arrivals end, and are recorded; 0 for other rounds.
@@ -168,10 +173,10 @@ class Planner:
             Where too few visits ever count.
         """
         if self.rules.by_arrivals:
-            taped = self.speed.arrived(first, self.staleness, self.whole, self.participation.by_steps)
+            taped = self.speed.arrived(first, self.staleness, self.whole, self.rules.sets_steps)
             queue = Scheduled if self.rules.scheduled else Queue
             plans = taped or queue(self, flights or Flights.none(self.clients)).plans(first)
-            yield from map(self._divided, plans)
+            yield from map(self.divided, plans)
             return
         planner = replace(self)  # one that has seen nothing yet
         earlier = self.participation.adaptive  # such a rule must see what came before
@@ -182,7 +187,7 @@ class Planner:
             if round_ >= first:
                 yield plan
 
-    def _divided(self, plan: Plan) -> Plan:
+    def divided(self, plan: Plan) -> Plan:
         """Return a round that arrivals have ended whose changes are divided as `Staleness.divisor` says.
 
         The server divides by the weights of the visits, so factors make up for the rest.
@@ -787,8 +792,7 @@ class Scheduled(Queue):
     """Arrivals where a rule says how many steps each client takes, and whose visits are merged when."""
 
     def __init__(self, run: Planner, flights: Flights) -> None:
-        most = int(run.visit_steps[0].max())
-        self.rule = RULES[run.rules.dispatch](run.scheduler, most, run.clients, run.members, flights.known)
+        self.rule = run.rule(flights.known)
         self.waits: Floats = np.zeros(run.clients)
         super().__init__(run, flights)
 
@@ -797,7 +801,7 @@ class Scheduled(Queue):
         self._depart(self.run.members[np.isnan(flights.due[self.run.members])], round)
         merged: Ints = np.zeros(0, dtype=np.int64)
         came: list[Came] = []  # what has missed its merge counts in the next one
-        while not len(merged):
+        while not len(merged) and len(came) < len(self.run.members):
             client = int(np.nanargmin(flights.due))
             flights.now = min(float(flights.due[client]), rule.ends)
             if flights.now == inf:

@@ -55,7 +55,7 @@ class Scheduler(ConfigBase):
         **dict.fromkeys(("period", "margin", "allowance"), ("fedqueue",)),
     }
 
-    def check(self, participation: Participation, algorithm: Stepping, clock: str, varies: str) -> None:
+    def check(self, participation: Participation, algorithm: Stepping, varies: str) -> None:
         """Raise UsageError where a key has no meaning, or a rule cannot be followed; `varies`: what else says when."""
         rule = f"participation.dispatch = '{participation.dispatch}'"
         for key, rules in self.asked_by.items():
@@ -64,8 +64,6 @@ class Scheduler(ConfigBase):
                 raise no_meaning(f"scheduler.{key}", value, rule, f"participation.dispatch = '{rules[0]}'")
         if not participation.scheduled:
             return
-        if clock != "simulated":
-            raise UsageError(f"{rule} is of simulated time: expected clock = 'simulated', got '{clock}'")
         if varies:
             raise UsageError(f"{rule} measures who is always there: {varies} does not go with it: remove it")
         most, least = algorithm.visit_steps(1)
@@ -136,8 +134,9 @@ class Compass(Rule):
 
     A first visit is merged by itself. Then a client joins the group that gives it the most steps of those whose
     arrival it can meet with an allowed number of steps; else it founds one. A group is merged when all are there, or
-    at its latest; who comes later goes out again, and counts in the next merge, whoever's it is. The authors' code
-    (APPFL 1.12) forgets such a change where a newer one of the same client comes before that merge. Here all count.
+    at its latest; who comes later goes out again, and counts in the next merge, whoever's it is, or once as many such
+    visits wait as there are clients. The authors' code (APPFL 1.12) forgets such a change where a newer one of the same
+    client comes before that merge. Here all count.
     """
 
     names = (*Rule.names, "group", "expected", "latest", "open")

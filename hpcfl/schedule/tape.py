@@ -22,7 +22,7 @@ from hpcfl.schedule.speeds import speed_class
 from hpcfl.schedule.speeds.base import Speed
 
 COLUMNS = ("cohort", "version", "depth", "visit_seconds", "round_seconds", "repeats", "deadline")
-ARRIVALS = ("client", "version", "number", "depth", "visit_seconds", "seconds", "steps")
+ARRIVALS = ("client", "version", "number", "depth", "visit_seconds", "seconds", "steps", "rate")
 """Columns of a run whose rounds arrivals ended; they begin with ``arrival_``."""
 
 

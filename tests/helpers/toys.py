@@ -32,6 +32,7 @@ from hpcfl.schedule.doubling import Doubling
 from hpcfl.schedule.participation import Participation, Staleness
 from hpcfl.schedule.plan import Plan
 from hpcfl.schedule.planner import Planner
+from hpcfl.schedule.scheduler import Scheduler
 from hpcfl.schedule.speeds.base import Equal, Speed
 from hpcfl.sums.guard import Guard
 from hpcfl.sums.message import ExactSums
@@ -48,6 +49,7 @@ PLAIN = SimpleNamespace(  # all of a config that a job looks at
     availability=Availability(),
     guard=Guard(),
     staleness=Staleness(),
+    scheduler=Scheduler(),
 )
 
 

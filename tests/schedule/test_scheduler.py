@@ -259,7 +259,6 @@ def test_ranks_and_resumption_in_the_middle_of_a_flight_do_not_matter(world, sha
 @pytest.mark.parametrize(
     ("more", "match"),
     [
-        ({"clock": "wall", "batch_clients": 1}, r"participation.dispatch = 'fedcompass' is of simulated time"),
         ({"scheduler": {"period": 5.0}}, r"scheduler.period = 5.0 has no meaning with .*fedcompass.*'fedqueue'"),
         ({"scheduler": {"least_steps": 10}}, r"scheduler.least_steps: expected 1 … 9 \(algorithm.steps\), got 10"),
         ({"algorithm": {"name": "fedavg"}}, r"expected a method with algorithm.steps above 0"),

@@ -149,7 +149,10 @@ class Trace(Speed):
         factors = staleness.factors(round - now["version"], at_work) * rules.evened(cohort)
         return Plan.of_arrivals(
             *(tape.layers, round, cohort, now["visit_seconds"], depth, float(tape.columns["round_seconds"][round])),
-            arrivals=Arrivals(now["version"], now["number"], now["seconds"], factors, whom[by_id], served[by_id]),
+            arrivals=Arrivals(
+                *(now["version"], now["number"], now["seconds"], factors),
+                *(whom[by_id], served[by_id], now.get("rate")),
+            ),
             closes_after=float(tape.columns["deadline"][round]),
             steps=steps if by_steps else None,
             ended=self._ended(round, Fate.LATE, Fate.LOST, Fate.CANCELLED),
