@@ -248,10 +248,12 @@ class ClientRank:
         self._last = time.monotonic()
 
     def send(self, staged: StagedFrame) -> Requests:
-        """Begin to send a frame: from a rank alone on its lane as it is, else to be summed up on the way."""
+        """Begin to send a frame: from a rank alone on its lane what it has, else all, to be summed up on the way."""
         head, *large = staged.buffers()
-        carried = self.data.absent if staged.empty else self.data.summed
-        return [*self.data.summed(head), *(request for buffer in large for request in carried(buffer))]
+        requests = [*self.data.summed(head)]
+        for name, buffer in zip(staged.format.large, large):
+            requests += (self.data.absent if staged.format.lacks(staged.parts, name) else self.data.summed)(buffer)
+        return requests
 
     def _close(self) -> Steps:
         """Catch up: send as many frames as any rank of the lane has begun to, then say when this one is free."""

@@ -62,10 +62,10 @@ class PendingReceive(Received):
         return self.complete
 
     def arrive(self) -> None:
-        """Note that the next group has come; where a rank alone on its lane has not sent it, no more than its head."""
+        """Note that the next group has come; from a rank alone on its lane no more than what it had."""
         number = len(self.times)
-        whole = self.lane.shared or self.signs[number][0].any()
-        self.lane.received += _nbytes(self.frames[number] if whole else self.frames[number][:1])
+        frame = self.frames[number]
+        self.lane.received += _nbytes(frame if self.lane.shared else self.formats[number].came(frame))
         self.times.append(time.monotonic())
 
 

@@ -12,7 +12,7 @@ of ``Σ weight·value``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from math import prod
 from types import MappingProxyType
@@ -66,6 +66,10 @@ class HeadFormat:
         gradients by then, the latter in two parts, and its local steps where they may differ.
         """
         return _numbers(frame, self._signs)
+
+    def came(self, frame: Frame) -> Frame:
+        """Return what of a frame has come from a rank alone on its lane."""
+        return frame
 
     def gradients(self, frame: Frame, local_rank: int, place: int = 0) -> int:
         """Return how many gradients a rank's visit has signed with."""
@@ -152,6 +156,13 @@ class FrameFormat(HeadFormat):
         weights: Floats = (high + low).sum(axis)
         return weights
 
+    def lacks(self, frame: Frame, name: str) -> bool:
+        """Return whether nobody has sent a block: then only zeros stand for it, or what was there before."""
+        return not self.part_weights(frame, name).any()
+
+    def came(self, frame: Frame) -> Frame:
+        return [frame[0], *(frame[place] for name, place in self.large.items() if not self.lacks(frame, name))]
+
     def single(self, frame: Frame, name: str, local_rank: int, place: int) -> tuple[Tensor, Tensor]:
         """Return what the visit of a rank alone on its lane has sent of a block, flat, and its weight [1]."""
         return self.whole(frame, name), torch.from_numpy(self.weights(frame, name))
@@ -188,7 +199,7 @@ class FrameFormat(HeadFormat):
 
     def sum(self, frame: Frame, name: str) -> ExactSum | None:
         """Return a block's sum, where values are such; None where there is nothing."""
-        return BinnedSum(self.bins(frame, name))
+        return None if self.lacks(frame, name) else BinnedSum(self.bins(frame, name))
 
 
 class SumFormat(HeadFormat):
@@ -336,16 +347,10 @@ class StagedFrame:
 
     Large blocks may lie in memory that is not the frame's own: nobody may write into them. Where MPI reads a GPU's
     memory they may lie there.
-
-    Attributes
-    ----------
-    empty : bool
-        Whether it says that nothing was sent: then nobody takes note of its large blocks, which are zeros.
     """
 
     format: FrameFormat
     parts: Frame
-    empty: bool = False
     event: Any = None
     norms: dict[str, Tensor] = field(default_factory=dict)
     """Of blocks from a device, which are not looked at before they are there."""
@@ -394,7 +399,7 @@ class Staging:
 
     def nothing(self, group: FrameFormat) -> StagedFrame:
         """Return a frame that says that nothing was sent."""
-        return replace(self.close(self.open(group)), empty=True)
+        return self.close(self.open(group))
 
     def write(self, staged: StagedFrame, local_rank: int, name: str, value: Tensor, weight: float) -> None:
         """Put a block ``[…]``, or a part of it, into a frame, sent by the rank at this place of the lane."""
