@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from hpcfl import store
 from hpcfl.testing.runs import play, resume, same, table
 
 CASES: dict[str, dict[str, Any]] = {
@@ -38,3 +40,25 @@ def test_one_rank_equals_n_and_a_resumed_run(world: Any, shared_dir: Path, case:
     resume(world, run, 2, world.comm)
     if world.rank == 0:
         same(run, alone)
+
+
+@pytest.mark.mpi
+def test_in_real_time_large_tensors_travel_in_their_turn_alone(world: Any, shared_dir: Path) -> None:
+    """Of 64 · 5000 and 10 · 5000 numbers: every other round the first are in nobody's frames."""
+    if world.size == 1:
+        pytest.skip("needs a server and a client")
+    keys = {"clock": "wall", "lane_width": 1, "threads": 1, "speed": {"model": "none"}, "rounds": 4}
+    more = {"participation": {"close": "all"}, "fragments": {"count": 2}, "algorithm": {"name": "fedavg", "batch": 64}}
+    values = table("salf", "mlp", False, **keys, **more) | {"model": {"name": "mlp", "hidden": [5000]}}
+    run = play(world, values, shared_dir / "run", world.comm)
+    twin = play(world, {**values, "clock": "simulated"}, shared_dir / "twin", None)
+    if world.rank == 0:
+        data, visits = store.open_run(run), values["clients"]
+        up = data["wire_bytes_in"].values[:, 0]
+        assert (up[::2] > visits * 4 * 64 * 5000).all()
+        assert (up[1::2] < visits * 4 * 32 * 5000).all()
+        for name in ("loss", "message_bytes", "layer_weight"):
+            np.testing.assert_array_equal(data[name].values, store.open_run(twin)[name].values, err_msg=name)
+        states = [store.load(store.latest(each), personal=False).shared for each in (run, twin)]  # type: ignore[arg-type]
+        for name, value in states[0].items():
+            np.testing.assert_array_equal(value, states[1][name], err_msg=name)
