@@ -3,7 +3,7 @@
 Worker m goes on from where it stands, whether its last visit counted or not: its model θ_m, its optimiser's moments and
 its counters are its own. At the end of a visit it reports one fragment p (``[fragments]``) with the steps and the
 samples, which stand for tokens, since that fragment was merged. With K reports (`participation.buffer`), and after a
-`grace`, the server merges what has come and takes its step (``[server]``):
+`grace` or `slack`, the server merges what has come and takes its step (``[server]``):
 
     Δ_m = θ_m,p − Θ_p,   ω_m = samples² / steps,   Θ_p ← Θ_p + step(merge_m ω_m Δ_m).
 
@@ -17,7 +17,8 @@ No authors' code is known. Choices where notes of the paper are silent: directio
 merged by the mean; reports that come after others of their fragment have been merged count, unless they are older than
 `participation.max_staleness`; a worker that reports twice before a merge counts twice, with what it has done by then
 (`participation.once_per_version` lets it wait instead). A fragment that is merged while a visit goes on reaches the
-worker at its end. The grace is a key, not what is left of the time in which a fragment must be back.
+worker at its end. `participation.slack` is the paper's adaptive grace, by each step's own seconds in place of means of
+past ones.
 
 With rounds that wait for all this is Streaming DiLoCo without overlap (arXiv 2501.18512); with one fragment, ``merge =
 "mean"`` and ``weights = "uniform"`` it is DiLoCo, to the bit.
@@ -92,7 +93,8 @@ class DecoupledDiloco(FedAvg):
         return True
 
     def iterated_reduction(self, task: Task) -> IteratedReduction:
-        blocks = {name: block for group in self.layout(task) for name, block in group.items() if name != "loss"}
+        names = task.initial().keys()
+        blocks = {name: block for group in self.layout(task) for name, block in group.items() if name in names}
         return Merge(blocks, blocks.keys() - task.embeddings if self.merge == "radial" else ())
 
     def init_server(self, task: Task) -> State:
@@ -165,8 +167,8 @@ class Merge(IteratedReduction):
         for name, (value, weight) in message.items():
             change = value - query[name]
             if name in self.radial:
-                norms = torch.stack([row.double().norm() for row in change])
-                change = change / column(norms.clamp(min=torch.finfo(norms.dtype).tiny), change).to(change.dtype)
+                norms = torch.stack([row.double().norm() for row in change])  # each by itself, in either clock
+                change = change / column(norms.clamp(min=torch.finfo(change.dtype).tiny), change).to(change.dtype)
                 found[NORM + name] = norms, weight
             found[name] = change, weight
         return found

@@ -112,7 +112,8 @@ def _closing(job: Job, ranks: int) -> Facts:
     ends = list[str]()
 
     def with_(visits: int, what: str) -> str:
-        return f"{rules.grace:g} s after {visits} {what}" if rules.grace else f"with {visits} {what}"
+        after = f"{rules.grace:g} s after" if rules.grace else "within the slack after" if rules.slack else "with"
+        return f"{after} {visits} {what}"
 
     if rules.every_client and rules.buffer is not None:
         ends.append(f"when all have reported, {rules.buffer / rules.at_work(clients):g} times in the harmonic mean")

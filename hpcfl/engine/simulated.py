@@ -88,8 +88,9 @@ class Simulated(Rounds):
             self._between(now)
             for part in plan.parts():
                 if self.job.algorithm.goes_on and plan.arrivals is not None and not part.counted.any():
-                    whole = replace(part, depth=np.ones_like(part.depth))
+                    whole, calls = replace(part, depth=np.ones_like(part.depth)), self.job.task.oracle_calls.copy()
                     record.visits += visit(self.job, whole, self.mine, now, None)
+                    self.job.task.oracle_calls[:] = calls
                 else:
                     record.visits += visit(self.job, part, self.mine, now, sums, kept, record)
         if self.job.task.slots is not None:
@@ -183,7 +184,7 @@ def visit(
     """Do the visits of some chunks that count, add their messages to `sums`, keep the personal state; return how many.
 
     What the algorithm keeps of the messages is put into `kept`, what was rejected is noted in `record`. Without `sums`
-    the visits do not count, and leave the personal state alone.
+    the visits do not count: what they leave is the personal state.
     """
     record, count, device = record or Record.open(), 0, job.task.device
     # a rank to whose clients a state was not sent does not have it

@@ -59,6 +59,7 @@ class Step:
 
     sums: ExactSums
     ends: float
+    began: float
     came: list[Came] = field(default_factory=list)
     late: list[Came] = field(default_factory=list)
     held: list[Received] = field(default_factory=list)
@@ -107,7 +108,8 @@ class ArrivalsServer(Server):
         self.serials[now.round], _ = self._served(now.shared)
         self.absences.look(now.round)
         due = self.origin + start + lasts  # what the server's step took is a part of the round, as in simulated time
-        step, before = Step(ExactSums(self.job.layout), due if due > began else began + lasts), deepcopy(flights)
+        step = Step(ExactSums(self.job.layout), due if due > began else began + lasts, self.origin + start)
+        before = deepcopy(flights)
         with record.timed("wait_seconds"):
             self._stop_stale(step, now)
             try:
@@ -225,7 +227,8 @@ class ArrivalsServer(Server):
         ended = whole and (not self.rules.by_steps or steps == job.planner.visit_steps[0][client])
         seconds = when - flight.sent if ended else inf
         step.came.append((client, version, flight.number, when - self.origin, seconds, depth, steps))
-        step.full, step.ends = over(job.planner, self.rules, step.came, when, step.ends)
+        filled = when - step.began
+        step.full, step.ends = over(job.planner, self.rules, step.came, when, step.ends, filled)
 
     def _in_vain(self, client: int, step: Step, round: int) -> None:
         step.ended[client] = Fate.LATE

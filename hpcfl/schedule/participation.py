@@ -20,7 +20,7 @@ from hpcfl.base.types import Floats, Ints
 
 ARRIVALS = (
     *("concurrency", "buffer", "every_client", "max_staleness"),
-    *("stop_stale", "dispatch", "once_per_version", "max_seconds"),
+    *("stop_stale", "dispatch", "once_per_version", "max_seconds", "slack", "overlap"),
 )
 """Keys that are for rounds which arrivals end."""
 NOT_KNOWN = (
@@ -88,6 +88,13 @@ class Participation(ConfigBase):
     max_seconds: float | None = Field(None, gt=0)
     """Seconds after which a visit reports what it has done, as `partial` says (``close = "arrivals"`` only); by default
     it takes as long as it takes."""
+    slack: float | None = Field(None, gt=0, le=1)
+    """Share of the time left by which a `buffer` of arrivals goes on for more, in place of a `grace`: of the seconds of
+    `overlap` local steps, what it took to fill the buffer and ``speed.communication`` have not used up yet. This is
+    Decoupled DiLoCo's grace (Douillard et al., arXiv 2604.21428), but by the seconds of each step of the server; by
+    default there is none."""
+    overlap: int = Field(2, ge=1)
+    """Local steps, of the mean seconds of those that have come, in which a merge should be over (`slack`)."""
     adaptive_quantile: float = Field(0.9, gt=0, le=1)
     """Quantile of the past visits' seconds that an adaptive deadline is."""
     adaptive_window: int = Field(100, ge=1)
@@ -220,13 +227,15 @@ class Participation(ConfigBase):
                 "once_per_version": False,
                 "deadline": None,
             }
-            for key, good in {**idle, "max_seconds": None}.items():
+            for key, good in {**idle, "max_seconds": None, "slack": None}.items():
                 if (value := getattr(self, key)) != good:
                     raise refusal(f"participation.{key}", f"{toml(good)}{why}", value, good)
             if self.concurrency not in (None, members):
                 raise refusal("participation.concurrency", f"all {members} clients{why}", self.concurrency, members)
-        elif self.buffer is None and self.grace is not None:
-            raise no_meaning("participation.grace", self.grace, "close = 'arrivals' and no participation.buffer")
+        elif self.buffer is None and (self.grace is not None or self.slack is not None):
+            key = "grace" if self.slack is None else "slack"
+            beside = "close = 'arrivals' and no participation.buffer"
+            raise no_meaning(f"participation.{key}", getattr(self, key), beside)
         elif self.buffer is None and self.deadline is None:
             raise UsageError("participation.buffer: close = 'arrivals' needs it, or a participation.deadline")
         elif self.buffer is None and not self.once_per_version:
@@ -236,6 +245,12 @@ class Participation(ConfigBase):
             most, who = (at_work, "participation.concurrency") if self.dispatch == "reporter" else (members, "clients")
             why = f" ({who}) with participation.once_per_version = true"
             check_within("participation.buffer", self.buffer, 1, most, why)
+        if self.slack is not None and self.grace is not None:
+            raise refusal("participation.grace", "none beside participation.slack, which is in its place", self.grace)
+        if self.slack is None and self.overlap != 2:
+            raise no_meaning(
+                "participation.overlap", self.overlap, "no participation.slack", "participation.slack = 0.9"
+            )
         whom = "close = 'arrivals' sends out whom participation.dispatch says"
         if self.invite != "all":
             raise UsageError(f"participation.invite: {whom}: expected 'all', got {self.invite!r}")
@@ -253,6 +268,12 @@ class Participation(ConfigBase):
     @property
     def by_arrivals(self) -> bool:
         return self.close == "arrivals"
+
+    def goes_on_for(self, step: float, filled: float, sync: float) -> float:
+        """Return the grace where a local step, filling the buffer, and a merge on its way take so many seconds."""
+        if self.slack is None:
+            return self.grace or 0.0
+        return max(0.0, self.slack * (self.overlap * step - filled - sync))
 
     @property
     def scheduled(self) -> bool:
@@ -276,7 +297,7 @@ class Participation(ConfigBase):
             return 0
         if self.buffer is None:
             return 2 * clients
-        return self.buffer * (clients if self.every_client else 1) + (2 * clients if self.grace else 0)
+        return self.buffer * (clients if self.every_client else 1) + (2 * clients if self.grace or self.slack else 0)
 
     def evened(self, cohort: Ints) -> Floats:
         """Return by what the changes of visits by a `cohort` are multiplied, so that clients count alike, float64 [M].

@@ -730,7 +730,7 @@ class Queue:
             left, lasted = bool(flights.leaves[client]), float(self.seconds[client])
             if not left and counts(self.run, rules, round - version, depth, steps):
                 came.append((client, version, number, due, lasted, depth, steps))
-                full, stop = over(self.run, rules, came, due, stop)
+                full, stop = over(self.run, rules, came, due, stop, due - start)
             else:
                 ended[client] = Fate.LOST if left else Fate.LATE
                 if self.run.algorithm.goes_on and not left:
@@ -855,11 +855,18 @@ def counts(run: Planner, rules: Participation, staleness: int, depth: int, steps
     return fresh and depth <= len(run.work_fractions) and (steps > 0 or not rules.by_steps)
 
 
-def over(run: Planner, rules: Participation, came: Sequence[Came], when: float, ends: float) -> tuple[bool, float]:
-    """Return whether the step is over now that a visit has come, and when it `ends` at the latest, with its grace."""
+def over(
+    run: Planner, rules: Participation, came: Sequence[Came], when: float, ends: float, filled: float
+) -> tuple[bool, float]:
+    """Return whether the step is over now that a visit has come, and when it `ends` at the latest, with its grace.
+
+    It has taken so many seconds until it was `filled`, if it is.
+    """
     full = enough(run, rules, came)
-    if full and rules.grace:
-        return len(came) >= rules.slots(run.clients), min(ends, when + rules.grace)
+    if full and (rules.grace or rules.slack):
+        steps = [visit[4] / max(1, int(run.visit_steps[0][visit[0]])) for visit in came if isfinite(visit[4])]
+        grace = rules.goes_on_for(sum(steps) / max(1, len(steps)), filled, run.times.communication)
+        return len(came) >= rules.slots(run.clients), min(ends, when + grace)
     return full, ends
 
 

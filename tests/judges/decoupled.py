@@ -88,6 +88,11 @@ def decoupled(
     return versions[-1], workers
 
 
+def grace(slack: float, overlap: int, step: float, quorum: float, sync: float) -> float:
+    """What is left of the seconds in which a fragment must be back."""
+    return max(0.0, slack * (overlap * step - quorum - sync))
+
+
 def toy(lr: float = 0.7, beta: float = 0.9) -> list[float]:
     """w = 1 by gradients .5 and .2: b = .5, .65; w = .335, −.2145."""
     w, b, found = 1.0, 0.0, []

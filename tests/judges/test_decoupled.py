@@ -16,6 +16,7 @@ from hpcfl.algorithms.decoupled_diloco import Merge
 from hpcfl.config import load
 from hpcfl.engine.iterated import iterate
 from hpcfl.engine.job import Job
+from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.plan import Fate
 from hpcfl.testing.played import Played
 from judges import arrivals, decoupled, fragments, world
@@ -95,6 +96,31 @@ def test_late_visits_are_computed_and_recorded(tmp_path: Path) -> None:
     assert 0 < (found.rows["fate"] == Fate.LATE).sum() <= late.sum()  # of several visits of a client the last one
 
 
+def test_the_grace_is_what_is_left_of_the_overlap(tmp_path: Path) -> None:
+    """By the seconds of each step of the server, and of those who have come."""
+    rules = {"close": "arrivals", "buffer": 2, "slack": 0.9, "overlap": 4}
+    assert decoupled.grace(0.9, 2, 1.0, 0.5, 0.3) == pytest.approx(1.08)
+    assert Participation(close="arrivals", buffer=1, slack=0.9).goes_on_for(1.0, 0.5, 0.3) == pytest.approx(1.08)
+    found = world.play(
+        tmp_path,
+        rounds=10,
+        algorithm={"name": "decoupled_diloco", **INNER},
+        participation=rules,
+        speed=PACES,
+        communication=0.1,
+    )
+    begun, ends, longer = 0.0, found.rows["round_seconds"].cumsum(), 0
+    for row, times, end in zip(found.rows["arrival_client"], found.rows["arrival_seconds"], ends):
+        came, wanted = PACES[row[row >= 0]] / STEPS, np.inf
+        for k in range(2, len(came) + 1):
+            more = decoupled.grace(0.9, 4, came[:k].mean(), times[k - 1] - begun, 0.1)
+            wanted = min(wanted, times[k - 1] + more)
+        longer += len(came) > 2
+        assert end == pytest.approx(wanted, rel=1e-12)
+        begun = end
+    assert 0 < longer < 10
+
+
 def test_what_was_merged_last_is_what_comes_down(tmp_path: Path) -> None:
     numbers = {name: value.numel() for name, value in world.start().items()}
     each = [8 * sum(numbers[name] for name in part) for part in fragments.dealt(numbers, 2)]
@@ -128,9 +154,9 @@ def test_with_one_fragment_it_is_diloco_to_the_bit(close: str, speed: str) -> No
 
 def merged(changes: list[Tensor], weights: list[float], how: str = "radial") -> Tensor | None:
     """What hpcfl makes of changes of one tensor; None: directions cancel."""
-    blocks = {"w": Block(tuple(changes[0].shape), torch.float64)}
+    blocks = {"w": Block(tuple(changes[0].shape), changes[0].dtype)}
     merge = Merge(blocks, blocks if how == "radial" else ())
-    theta = vector(*range(1, 1 + len(changes[0])))
+    theta = vector(*range(1, 1 + len(changes[0]))).to(changes[0])
     message = {"w": (torch.stack([theta + each for each in changes]), torch.tensor(weights, dtype=torch.float64))}
     return iterate(merge, {"w": theta}, [message], lambda sums: sums).get("w")
 
@@ -147,6 +173,8 @@ def test_toys() -> None:
     torch.testing.assert_close(merged(along, [1, 4, 2]), 10 / 7 * one, rtol=0, atol=1e-12)
     assert merged([one, -one], [1, 1]) is None
     assert merged([0 * one], [1]) is None
+    assert merged([0 * one.float()], [1]) is None
+    torch.testing.assert_close(merged([0 * one.float(), one.float()], [1, 1]), one / 2, rtol=0, atol=1e-6)
     drawn = [torch.randn(5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) for seed in range(4)]
     ω = [3.0, 1.0, 10.0, 2.0]
     torch.testing.assert_close(merged(drawn, ω), radial(zip(ω, drawn)), rtol=0, atol=1e-12)
@@ -172,6 +200,8 @@ def test_embeddings_are_merged_by_the_mean_in_a_fragment_of_their_own() -> None:
         ({"staleness": {"weight": "polynomial"}}, "which must count as a whole"),
         ({"weighting": {"correct": "remembered"}}, "does more with what clients send"),
         ({"algorithm": {"epochs": 1}}, "algorithm.epochs"),
+        ({"participation": {"close": "arrivals", "buffer": 2, "slack": 0.9, "grace": 1.0}}, "participation.grace"),
+        ({"participation": {"close": "arrivals", "buffer": 2, "overlap": 3}}, "participation.overlap = 3 has no mean"),
     ],
 )
 def test_what_does_not_go_with_it_is_refused(tmp_path: Path, sections: dict[str, Any], said: str) -> None:
