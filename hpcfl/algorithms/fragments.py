@@ -31,7 +31,7 @@ class Fragments(ConfigBase):
     """Which part of the model is sent and moved in which round, see `hpcfl.algorithms.fragments`."""
 
     count: int = Field(1, ge=1)
-    """P, the number of fragments, at most one for each tensor. 1: rounds move all of the model."""
+    """P, the number of fragments, none of them empty. 1: rounds move all of the model."""
     schedule: Literal["cyclic", "shuffled"] = "cyclic"
     """Whose turn it is. ``cyclic``: fragment t mod P in round t. ``shuffled``: each once in P rounds, in an order drawn
     anew: then no client whose visits take P steps of the server sends the same fragment each time."""
@@ -82,17 +82,21 @@ def with_fragments(algorithm: Algorithm, task: Task, fragments: Fragments, seed:
         return algorithm
     shared, own = algorithm.init_server(task), algorithm.personal(task)
     names = [name for layer in task.layer_names() for name in layer if name in shared and name not in own]
-    if fragments.count > len(names):
-        most = f"at most {len(names)}, as many as the model has tensors that are shared"
-        raise refusal("fragments.count", most, fragments.count, len(names))
     parts = dealt({name: shared[name].numel() for name in names}, task.embeddings, fragments.count)
-    return wrapped(algorithm, _Fragmented, fragments=fragments, in_turn=tuple(parts), drawn_by=seed, whole=algorithm)
+    if not all(parts):
+        tables = len(task.embeddings & {*names})
+        most = len(names) - (tables - 1 if 0 < tables < len(names) else 0)
+        one = ", embeddings being one" if tables > 1 else ""
+        what = f"at most {most}, as many as the model has tensors that are shared{one}"
+        raise refusal("fragments.count", what, fragments.count, most)
+    held = {"fragments": fragments, "in_turn": tuple(parts), "drawn_by": seed, "without_fragments": algorithm}
+    return wrapped(algorithm, _Fragmented, **held)
 
 
 class _Fragmented(Wrapper):
     fragments: Fragments
     drawn_by: int
-    whole: Algorithm
+    without_fragments: Algorithm
 
     def withholds(self, round: int) -> frozenset[str]:
         turn = self.fragments.turn(self.drawn_by, round)
@@ -100,7 +104,7 @@ class _Fragmented(Wrapper):
         return others | {HELD + name for name in others}
 
     def mean_weights(self) -> By:
-        return self.whole.mean_weights()
+        return self.without_fragments.mean_weights()
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         rests = self.withholds(visits.round)

@@ -189,6 +189,9 @@ def test_embeddings_are_merged_by_the_mean_in_a_fragment_of_their_own() -> None:
     rule = made.iterated
     assert isinstance(rule, Merge)
     assert set(rule.radial) == rule.kept - tables == made.algorithm.in_turn[0] | made.algorithm.in_turn[1]
+    most = len(rule.kept) - 1
+    with pytest.raises(hpcfl.UsageError, match=f"expected at most {most}, .* embeddings being one, got {most + 1}"):
+        Job.of(load(str(EXAMPLES / "next-token.toml"), overlays={**table, "fragments": {"count": most + 1}}), None, 1)
 
 
 @pytest.mark.parametrize(
