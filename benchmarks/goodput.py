@@ -13,7 +13,7 @@ the same. Of each:
 - ``longest``: the longest step of the server, in seconds;
 - ``accuracy``: at the end.
 
-Prints a table and one JSON line last. Half a minute.
+Prints a table and one JSON line last. 1 to 2 minutes.
 """
 
 from __future__ import annotations
