@@ -407,7 +407,7 @@ CASES = {
     "salf": (
         "salf",
         "'salf' has no layers that a client could adapt; expected a run of "
-        "fedasync, fedavg, feddyn, fednova, fedprox, fedrep",
+        "decoupled_diloco, fedasync, fedavg, feddyn, fednova, fedprox, fedrep",
     ),
     "local": ("local", "algorithm.name = 'local' has no layers"),
     "client-7": ("run --client 7", "--client 7: expected ids 0 … 6, got 7; did you mean 6"),
