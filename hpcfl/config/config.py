@@ -295,11 +295,11 @@ class Config(ConfigBase):
             what = f"staleness.divisor = '{self.staleness.divisor}'"
             if self.clock != "simulated" and not self.participation.scheduled:
                 raise UsageError(f"{what} is of simulated time: expected clock = 'simulated', got '{self.clock}'")
-            try:
-                self.algorithm.mean_weights()
-            except UsageError:
-                why = f"algorithm.name = '{self.algorithm.name}', which does more than to take means of changes"
-                raise no_meaning("staleness.divisor", self.staleness.divisor, why) from None
+            why = f"algorithm.name = '{self.algorithm.name}', which does more than to take means of changes"
+            with suppress(UsageError):
+                if self.algorithm.means_alone and self.algorithm.mean_weights():
+                    return
+            raise no_meaning("staleness.divisor", self.staleness.divisor, why)
 
     def _check_visit_times(self) -> None:
         """Raise UsageError where what visits take beside computing does not go with the other sections."""

@@ -424,6 +424,9 @@ class Staleness(ConfigBase):
             if (value := getattr(self, key)) != idle and participation.close != "arrivals":
                 beside, other = (f"participation.close = '{word}'" for word in (participation.close, "arrivals"))
                 raise no_meaning(f"staleness.{key}", value, beside, other)
+        if self.divisor != "visits" and participation.every_client:
+            beside, other = (f"participation.every_client = {word}" for word in ("true", "false"))
+            raise no_meaning("staleness.divisor", self.divisor, beside, other)
         if self.divisor == "weights" and self.weight == "constant":
             beside, other = (f"staleness.weight = '{word}'" for word in ("constant", "harmonic"))
             raise no_meaning("staleness.divisor", self.divisor, beside, other)

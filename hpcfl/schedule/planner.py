@@ -804,7 +804,7 @@ class Scheduled(Queue):
         while not len(merged) and len(came) < len(self.run.members):
             client = int(np.nanargmin(flights.due))
             flights.now = min(float(flights.due[client]), rule.ends)
-            if flights.now == inf:
+            if flights.due[client] == inf and not rule.there.any():
                 raise RunError(f"round {round}: nobody arrives any more: every visit that is under way takes for ever")
             if flights.due[client] > rule.ends:
                 merged = rule.close(flights.now)

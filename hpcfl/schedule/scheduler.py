@@ -221,7 +221,8 @@ class QueueAware(Rule):
         steps = np.floor(room / known["pace"])
         steps = steps.clip(keys.least_steps, self.most)  # NaN of who has never come
         known["steps"][clients] = np.nan_to_num(steps[clients], nan=keys.least_steps)
-        known["rate"][clients] = np.fmin.reduce(steps) / steps[clients] if known["last"][0] else 1.0
+        rates = np.fmin.reduce(steps) / steps[clients]
+        known["rate"][clients] = np.nan_to_num(rates, nan=1.0)  # of first visits
         known["limit"][clients] = known["wait"][clients] + keys.allowance * keys.period
         known["left"][clients] = now
 

@@ -241,6 +241,16 @@ def test_runs_are_those_of_a_loop(tmp_path, more, server, s, by):
     world.near(found.shared, arrivals.played(world.start(), steps, work, server(world.weights(by), s)))
 
 
+def test_fedqueue_of_equal_clients_is_fedavg(tmp_path):
+    """To the bit: nobody waits, and all take as many steps."""
+    method = {"name": "fedavg", "lr": 0.2, "batch": world.BATCH, "epochs": 0, "steps": 4}
+    more = {**QUEUE, "queue": {}, "scheduler": {"least_steps": 4, "period": 9.0, "margin": 0.2}}
+    found = world.play(tmp_path, algorithm=method, **more)
+    other = world.play(tmp_path, algorithm=method)
+    for name, value in other.shared.items():
+        np.testing.assert_array_equal(found.shared[name], value)
+
+
 def small(**more):
     method = {"name": "fedavg", "batch": 8, "epochs": 0, "steps": 9}
     return table("fedavg", "mlp", True, **{"rounds": 12, "speed": PACES, "algorithm": method, **more})
@@ -271,6 +281,19 @@ def test_ranks_and_resumption_in_the_middle_of_a_flight_do_not_matter(world, sha
         (
             {"participation": {}, "staleness": {"divisor": "clients"}, "scheduler": {}},
             r"staleness.divisor = 'clients' has no meaning with participation.close = 'all'",
+        ),
+        (
+            {"algorithm": {"name": "fednova", "epochs": 0, "steps": 9}, "scheduler": {"least_steps": 2}},
+            r"staleness.divisor = 'clients' has no meaning with algorithm.name = 'fednova', which does more",
+        ),
+        (
+            {
+                "participation": {"close": "arrivals", "every_client": True, "buffer": 7, "max_staleness": 0},
+                "algorithm": {"name": "fedavg", "weights": "uniform"},
+                "scheduler": {},
+                "staleness": {"divisor": "clients"},
+            },
+            r"staleness.divisor = 'clients' has no meaning with participation.every_client = true",
         ),
         (
             {**QUEUE, "algorithm": {"name": "scaffold", "epochs": 0, "steps": 9}, "staleness": {}},
