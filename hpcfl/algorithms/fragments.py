@@ -7,8 +7,8 @@ rounds a step may move several fragments, since its visits began in several roun
 momentum, and whatever else a server optimiser knows of it.
 
 The parts are Streaming DiLoCo's (Douillard et al., arXiv 2501.18512), whose workers go on with what they have not sent:
-that is `hpcfl.algorithms.decoupled_diloco` here. A visit still begins with the whole model, and links take their
-time for it.
+that is `hpcfl.algorithms.decoupled_diloco` here. A visit of other methods still begins with the whole model, and links
+take their time for it. Workers of that one are sent what has been merged; links count the fragment of the last round.
 """
 
 from __future__ import annotations
@@ -36,8 +36,11 @@ class Fragments(ConfigBase):
     """Whose turn it is. ``cyclic``: fragment t mod P in round t. ``shuffled``: each once in P rounds, in an order drawn
     anew: then no client whose visits take P steps of the server sends the same fragment each time."""
 
-    def check(self, algorithm: Algorithm, correct: str, doubling: str) -> None:
-        """Raise UsageError where a key has no meaning, or the method needs all of the model in each round."""
+    def check(self, algorithm: Algorithm, alike: str) -> None:
+        """Raise UsageError where a key has no meaning, or all of the model is needed in each round.
+
+        `alike`: why, beside the method.
+        """
         if self.count == 1:
             if self.schedule != "cyclic":
                 raise no_meaning("fragments.schedule", self.schedule, "fragments.count = 1", "fragments.count = 2")
@@ -50,11 +53,7 @@ class Fragments(ConfigBase):
             why = why or f"{method} sends other parts of the model in each round"
         if algorithm.keeps_sent and not algorithm.goes_on:
             why = why or f"with {method} clients keep what they have sent of the whole model"
-        if correct == "estimated":
-            why = why or "weighting.correct = 'estimated' counts the rounds from one arrival to the next"
-        if doubling == "gradient":
-            why = why or "doubling.when = 'gradient' takes a round's change for a mean gradient"
-        if why:
+        if why := why or alike:
             raise refusal("fragments.count", f"1, since {why}", self.count, 1)
 
     def turn(self, seed: int, round: int) -> int:

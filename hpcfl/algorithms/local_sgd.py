@@ -281,7 +281,7 @@ class LocalSgd(LocalTraining):
 
     @property
     def scales_steps(self) -> bool:
-        return type(self).train is LocalSgd.train
+        return type(self).train is LocalSgd.train and not self.counts_steps
 
     def plain(self, method: type[LocalSgd]) -> bool:
         """Return whether a visit is SGD on the mean loss by the `train` of a method, and nothing else."""
@@ -426,10 +426,12 @@ def check_plain(method: LocalSgd, *keys: str) -> None:
 
 def check_alone(name: str, participation: Participation, what: str = "visit") -> None:
     """Raise UsageError where the server does not take a step with each visit that arrives."""
-    for key, good in (("close", "arrivals"), ("buffer", 1), ("grace", 0.0)):
-        if (value := getattr(participation, key) or 0.0) != good:
-            why = f"with algorithm.name = '{name}', whose server takes a step with each {what}"
-            raise refusal(f"participation.{key}", f"{good!r} {why}", value, good)
+    why = f"with algorithm.name = '{name}', whose server takes a step with each {what}"
+    if participation.scheduled:
+        raise refusal("participation.dispatch", f"'uniform' or 'reporter' {why}", participation.dispatch, "reporter")
+    for key, good in (("close", "arrivals"), ("buffer", 1), ("grace", None), ("slack", None)):
+        if (value := getattr(participation, key) or None) != good:
+            raise refusal(f"participation.{key}", f"{toml(good)} {why}", value, good)
 
 
 def _names(task: Task, numbers: range) -> set[str]:

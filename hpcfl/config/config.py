@@ -284,8 +284,22 @@ class Config(ConfigBase):
         self.algorithm.check(*how)
         self.weighting.check(self.algorithm, *how, self.clock)
         self.message.check(self.algorithm, self.weighting.correct)
-        self.fragments.check(self.algorithm, self.weighting.correct, self.doubling.when)
+        self.fragments.check(self.algorithm, self._all_alike)
         self._check_effect()
+
+    @property
+    def _all_alike(self) -> str:
+        """What takes all rounds to move the same of the model, "" where nothing does."""
+        if self.weighting.correct == "estimated":
+            return "weighting.correct = 'estimated' counts the rounds from one arrival to the next"
+        if self.doubling.when == "gradient":
+            return "doubling.when = 'gradient' takes a round's change for a mean gradient"
+        if self.guard.max_norm is not None:
+            return f"guard.max_norm = {self.guard.max_norm:g} compares with the norms of earlier rounds"
+        if self.staleness.divisor != "visits":
+            return f"staleness.divisor = '{self.staleness.divisor}' divides by the weights of all visits"
+        planned = self.participation.deadline == "planned" and self.link != Link()
+        return "participation.deadline = 'planned' has links send the same in each round" if planned else ""
 
     def _check_scheduler(self) -> None:
         """Raise UsageError where clients cannot be sent out by a rule, or changes not be divided so."""
@@ -295,6 +309,8 @@ class Config(ConfigBase):
             what = f"staleness.divisor = '{self.staleness.divisor}'"
             if self.clock != "simulated" and not self.participation.scheduled:
                 raise UsageError(f"{what} is of simulated time: expected clock = 'simulated', got '{self.clock}'")
+            if not self.participation.whole(self.algorithm.layerwise or self._splits_last):
+                raise UsageError(f"{what} divides by the weights of whole visits: expected partial = 'discard'")
             why = f"algorithm.name = '{self.algorithm.name}', which does more than to take means of changes"
             with suppress(UsageError):
                 if self.algorithm.means_alone and self.algorithm.mean_weights():

@@ -161,8 +161,9 @@ class ArrivalsServer(Server):
         else:
             lost = ", ".join(str(loss.rank) for loss in self.lanes.lost) or "none"
             some = ", some of every client" if self.rules.every_client else ""
+            wanted = f"participation.buffer = {self.rules.buffer} visits" if self.rules.buffer else "visits"
             raise RunError(
-                f"round {now.round}: expected participation.buffer = {self.rules.buffer} visits{some}, but only "
+                f"round {now.round}: expected {wanted}{some}, but only "
                 f"{len(step.came)} have come, and nobody is left to be sent out; lost ranks: {lost}"
             )
         self.lasted = time.monotonic() - began

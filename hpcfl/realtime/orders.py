@@ -42,11 +42,11 @@ class Command:
     closes_after: float = 0.0  # seconds from the round's start after which it closes at the latest
     stage: int = 0  # of doubling participant sets
     stopped: int = 0  # when leaving: the exit code of a run that did not come to its end, else 0
-    work: tuple[int, int] = (0, 0)  # of a visit for which a rule says them: its steps, and the fewest of any client's
     hard: bool = False  # when leaving: end without MPI's farewell, which the dead would have to take part in
     state: int = 0  # the number of the shared state, which comes along unless it has come before; 0: it always does
     counted: Ints = field(default_factory=lambda: NONE)
     cohort: Ints = field(default_factory=lambda: NONE)  # who is invited on all lanes, ascending client ids
+    work: tuple[int, int] = (0, 0)  # of a visit for which a rule says them: its steps, and the fewest of any client's
 
     @staticmethod
     def empty(hosted: int, clients: int) -> Ints:
@@ -72,7 +72,7 @@ class Command:
         closes_after = float(data[3:4].view(np.float64)[0])
         cohort = np.flatnonzero(np.unpackbits(data[HEAD + hosted :].view(np.uint8)))
         counted = data[HEAD : HEAD + hosted]
-        return cls(Op(op), round_, attempt, closes_after, stage, stopped, work, bool(hard), state, counted, cohort)
+        return cls(Op(op), round_, attempt, closes_after, stage, stopped, bool(hard), state, counted, cohort, work)
 
 
 RANK_STATES = "idle", "visiting", "asked", "late", "dead", "silent"

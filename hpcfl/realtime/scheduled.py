@@ -32,13 +32,13 @@ class ScheduledServer(ArrivalsServer):
 
     Attributes
     ----------
-    waiting : dict of int
+    unmerged : dict of int
         By client what has come of visits that wait for their merge, and which group of it was rejected.
     """
 
     def __init__(self, job: Job, lanes: Lanes, rest: Callable[[], None] = idle) -> None:
         super().__init__(job, lanes, rest)
-        self.waiting: dict[int, tuple[Came, Received, int]] = {}
+        self.unmerged: dict[int, tuple[Came, Received, int]] = {}
 
     def exchange(self, now: Progress, record: Record) -> tuple[Plan, Sums]:
         plan, sums = super().exchange(now, record)
@@ -54,20 +54,26 @@ class ScheduledServer(ArrivalsServer):
         step.ends = self.origin + self.rule.ends
         super()._fill(step, now, record)
 
+    def _take(self, step: Step, now: Progress, record: Record) -> None:
+        super()._take(step, now, record)
+        self.rule.lost[:] = False
+        self.rule.lost[[client for client, lane in self.lane.items() if lane.state == "dead"]] = True
+
     def _arrive(self, lane: Lane, step: Step, now: Progress, record: Record) -> None:
         flight, one, planner = self.at_work.pop(lane), lane.visits.pending, self.job.planner
         assert one is not None
         lane.visits.keep_pending()
         client, when = flight.client, arrival(lane)[0]
         lane.worked[:, 0] += 1, one.seconds(0)
-        bad, steps = int(one.rejected(len(one.times))[0, 0]), int(self.rule.known["steps"][client])
+        groups, steps = len(one.times), int(self.rule.known["steps"][client])
+        bad, depth = int(one.rejected(groups)[0, 0]), self.job.layers.reached[int(one.sent(groups)[0, 0])]
         if bad == NO_GROUP:
-            record.gradients = max(record.gradients, one.gradients(0, 0, len(one.times)))
+            record.gradients = max(record.gradients, one.gradients(0, 0, groups))
         drawn = planner.attempt(flight.version, flight.number, cohort=planner.members)
         waited = float(planner.times.waits(drawn)[np.searchsorted(planner.members, client)])
         seconds = when - flight.sent
-        came = client, flight.version, flight.number, when - self.origin, seconds, 1, steps
-        self.waiting[client] = came, one, bad
+        came = client, flight.version, flight.number, when - self.origin, seconds, depth, steps
+        self.unmerged[client] = came, one, bad
         merged = self.rule.arrive(client, when - self.origin, min(waited, seconds), max(seconds - waited, 0.0))
         if merged is None:  # it counts in the next merge, whoever's it is
             self._count(np.array([client]), step, now)
@@ -83,12 +89,13 @@ class ScheduledServer(ArrivalsServer):
 
     def _count(self, clients: Ints, step: Step, now: Progress) -> None:
         for client in clients.tolist():
-            came, one, bad = self.waiting.pop(client)
+            came, one, bad = self.unmerged.pop(client)
+            _, version, number, _, _, depth, _ = came
             now.flights.due[client] = self.rule.known["came"][client] = np.nan  # it may be a while until it leaves
             lane = self.lane[client]
-            lane.counted[lane.hosted == client] = acknowledgment(came[1], came[2], 1)  # only now it is sure to count
+            lane.counted[lane.hosted == client] = acknowledgment(version, number, depth)  # only now it is sure to count
             if bad != NO_GROUP:
-                step.rejected[len(step.came)] = Rejection(1, bad, NOT_FINITE)
+                step.rejected[len(step.came)] = Rejection(depth, bad, NOT_FINITE)
             step.came.append(came)
             step.held.append(one)
 

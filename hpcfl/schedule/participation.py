@@ -209,8 +209,17 @@ class Participation(ConfigBase):
     def _check_arrivals(self, members: int, at_work: int) -> None:
         check_within("participation.concurrency", at_work, 1, members)
         if self.scheduled:
-            unset = ("concurrency", "buffer", "grace", "deadline", "every_client", "max_staleness", "max_seconds")
-            for key in (*unset, "stop_stale", "once_per_version", "partial", "work"):
+            unset = (
+                "concurrency",
+                "buffer",
+                "grace",
+                "deadline",
+                "every_client",
+                "max_staleness",
+                "max_seconds",
+                "slack",
+            )
+            for key in (*unset, "overlap", "stop_stale", "once_per_version", "partial", "work"):
                 good: Any = type(self).model_fields[key].default
                 if (value := getattr(self, key)) != good:
                     what = f"{toml(good)} with participation.dispatch = '{self.dispatch}', which sees to it"
@@ -392,8 +401,8 @@ class Staleness(ConfigBase):
     """What a visit's change counts by its staleness x, with ``participation.close = "arrivals"``.
 
     x is how many steps the server has taken since the client began: 0 where it began with the newest state, so that
-    s(0) = 1. Some papers' indices can be read one higher. The server divides by the weights of the visits, not by
-    these times s, as FedBuff does (Nguyen et al., AISTATS 2022).
+    s(0) = 1. Some papers' indices can be read one higher. By default the server divides by the weights of the
+    visits, not by these times s, as FedBuff does (Nguyen et al., AISTATS 2022).
     """
 
     weight: Literal["constant", "polynomial", "hinge", "adaptive", "harmonic", "exponential"] = "constant"
@@ -424,6 +433,9 @@ class Staleness(ConfigBase):
             if (value := getattr(self, key)) != idle and participation.close != "arrivals":
                 beside, other = (f"participation.close = '{word}'" for word in (participation.close, "arrivals"))
                 raise no_meaning(f"staleness.{key}", value, beside, other)
+        if self.divisor != "visits" and kept_by:
+            why = f"with {kept_by} clients keep what they have sent, which must count as a whole"
+            raise UsageError(f"staleness.divisor = '{self.divisor}': {why}: expected 'visits'")
         if self.divisor != "visits" and participation.every_client:
             beside, other = (f"participation.every_client = {word}" for word in ("true", "false"))
             raise no_meaning("staleness.divisor", self.divisor, beside, other)

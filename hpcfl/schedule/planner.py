@@ -140,8 +140,10 @@ class Planner:
     def slots(self) -> int:
         """How many visits may end in a round that arrivals end, and are recorded; 0 for other rounds.
 
-        Of each client one may be too old.
+        Of each client one may be too old. A replay has as many as its run.
         """
+        if (taped := self.speed.slots()) is not None:
+            return taped
         slots = self.rules.slots(self.clients)
         return slots + self.clients if slots and self.algorithm.goes_on else slots
 
@@ -811,7 +813,8 @@ class Scheduled(Queue):
                 continue
             flights.due[client] = inf  # until it is merged
             waited = float(self.waits[client])
-            found = rule.arrive(client, flights.now, waited, float(self.seconds[client]) - waited)
+            took = self.run.times.communication + float(self.seconds[client]) - waited
+            found = rule.arrive(client, flights.now, waited, took)
             if found is None:
                 came.append(self._row(client))
                 self._depart(np.array([client]), round)

@@ -30,6 +30,8 @@ class Stepping(Protocol):
     @property
     def name(self) -> str: ...
     @property
+    def goes_on(self) -> bool: ...
+    @property
     def scales_steps(self) -> bool: ...
     def visit_steps(self, samples: int) -> tuple[int, int]: ...
 
@@ -69,6 +71,9 @@ class Scheduler(ConfigBase):
         most, least = algorithm.visit_steps(1)
         if not least or algorithm.visit_steps(2**31) != (most, least):
             raise UsageError(f"{rule} says how many steps clients take: expected a method with algorithm.steps above 0")
+        if algorithm.goes_on:
+            why = "merges what visits have changed, which is not what it is about"
+            raise UsageError(f"{rule} {why} with algorithm.name = '{algorithm.name}'; did you mean 'uniform'?")
         if participation.dispatch == "fedqueue" and not algorithm.scales_steps:
             why = f"scales clients' step sizes, which algorithm.name = '{algorithm.name}' does not do"
             raise UsageError(f"{rule} {why}; did you mean 'fedavg'?")
@@ -78,6 +83,9 @@ class Scheduler(ConfigBase):
 class Rule(ABC):
     """When who goes out with how many steps, and who is merged.
 
+    Of each client it is known: ``pace``, its seconds per step; when it ``came``, NaN: it is out; of its last visit the
+    ``steps``, and the ``rate`` by which its step size is multiplied.
+
     Parameters
     ----------
     most : int
@@ -86,10 +94,16 @@ class Rule(ABC):
         Who takes part.
     known : Known
         What was known before; it is kept up to date. Empty: nothing.
+
+    Attributes
+    ----------
+    lost : bool [clients]
+        Whose ranks are lost: nobody waits for them.
     """
 
     def __init__(self, keys: Scheduler, most: int, clients: int, members: Ints, known: Known) -> None:
         self.keys, self.most, self.members, self.known = keys, most, members, known
+        self.lost = np.zeros(clients, dtype=np.bool_)
         for name in self.names if not known else ():
             known[name] = np.full(clients, np.nan if name in UNKNOWN else self.first.get(name, 0.0))
 
@@ -137,6 +151,9 @@ class Compass(Rule):
     at its latest; who comes later goes out again, and counts in the next merge, whoever's it is, or once as many such
     visits wait as there are clients. The authors' code (APPFL 1.12) forgets such a change where a newer one of the same
     client comes before that merge. Here all count.
+
+    Known are also each client's last ``group``, whether it is ``open``, neither merged nor past its time, when its
+    arrival is ``expected``, and its ``latest`` one.
     """
 
     names = (*Rule.names, "group", "expected", "latest", "open")
@@ -181,7 +198,7 @@ class Compass(Rule):
         if not known["open"][client]:
             return None
         members = self._members(known["group"][client])
-        return self._merged(members) if self.there[members].all() else np.zeros(0, dtype=np.int64)
+        return self._merged(members) if (self.there | self.lost)[members].all() else np.zeros(0, dtype=np.int64)
 
     def _members(self, group: float) -> Ints:
         return np.flatnonzero((self.known["open"] > 0) & (self.known["group"] == group))
@@ -206,6 +223,10 @@ class QueueAware(Rule):
     them: rate times steps is the same for all. A wait beyond what is admitted, which is said at departure, moves a
     visit to the next round. The first round's time begins with its first arrival, that of others with the merge before.
     Where nobody is there when it is over it begins anew; the authors' code (APPFL 1.12) then waits for all.
+
+    Known are also each client's expected ``wait``, when it ``left``, the ``limit`` of a wait that is admitted, and
+    whether it came too ``late``: for the merge after which it left alone. The same for all is when the ``last`` merge
+    was, and ``since`` when the round's time runs.
     """
 
     names = (*Rule.names, "wait", "limit", "late", "left", "last", "since")
@@ -221,7 +242,7 @@ class QueueAware(Rule):
         steps = np.floor(room / known["pace"])
         steps = steps.clip(keys.least_steps, self.most)  # NaN of who has never come
         known["steps"][clients] = np.nan_to_num(steps[clients], nan=keys.least_steps)
-        rates = np.fmin.reduce(steps) / steps[clients]
+        rates = np.fmin.reduce(steps[~self.lost]) / steps[clients]
         known["rate"][clients] = np.nan_to_num(rates, nan=1.0)  # of first visits
         known["limit"][clients] = known["wait"][clients] + keys.allowance * keys.period
         known["left"][clients] = now
@@ -234,7 +255,7 @@ class QueueAware(Rule):
         known["came"][client] = now
         if isnan(known["since"][0]):
             known["since"][:] = now
-        return self.close(now) if self.there[self.members].all() else np.zeros(0, dtype=np.int64)
+        return self.close(now) if (self.there | self.lost)[self.members].all() else np.zeros(0, dtype=np.int64)
 
     @property
     def ends(self) -> float:

@@ -172,6 +172,8 @@ class FrameFormat(HeadFormat):
         room = self.room(frame, name)
         if name not in self.codes:
             return room
+        if self.lacks(frame, name):  # its room may have what was there before
+            return torch.zeros(prod(self.sent[name]), dtype=self.blocks[name].dtype)
         visit = _numbers(frame, self._visit).astype(np.float64).sum(0).astype(np.int64).tolist()
         return self.codes[name].decode(room, prod(self.sent[name]), self.blocks[name].dtype, visit)
 

@@ -310,7 +310,9 @@ def test_ringleader_of_one_client_is_sgd() -> None:
         ({"concurrency": 2}, "participation.concurrency: expected not to be set"),
         ({"max_staleness": 3}, "participation.max_staleness"),
         ({"max_seconds": 3.0}, "participation.max_seconds"),
-        ({"grace": 3.0}, "participation.grace: expected 0.0"),
+        ({"grace": 3.0}, "participation.grace: expected nothing"),
+        ({"slack": 0.5}, "participation.slack: expected nothing"),
+        ({"dispatch": "fedcompass"}, "participation.dispatch: expected 'uniform' or 'reporter' with .*'ringleader'"),
         ({"dispatch": "uniform"}, "participation.dispatch: expected 'reporter'"),
     ],
 )

@@ -62,3 +62,26 @@ def test_in_real_time_large_tensors_travel_in_their_turn_alone(world: Any, share
         states = [store.load(store.latest(each), personal=False).shared for each in (run, twin)]  # type: ignore[arg-type]
         for name, value in states[0].items():
             np.testing.assert_array_equal(value, states[1][name], err_msg=name)
+
+
+@pytest.mark.mpi
+def test_in_real_time_parts_of_large_tensors_are_written_by_codes_in_their_turn(world: Any, shared_dir: Path) -> None:
+    """A rank's wide and narrow clients send 1 MB and less, by codes of other lengths."""
+    if world.size == 1:
+        pytest.skip("needs a server and a client")
+    keys = {"clock": "wall", "lane_width": 1, "threads": 1, "speed": {"model": "none"}, "rounds": 4}
+    keys |= {
+        "batch_clients": 1,
+        "participation": {"close": "deadline", "deadline": 600.0},
+        "message": {"compress": "top-k", "share": 0.9},
+    }
+    values = table("salf", "mlp", False, **keys, fragments={"count": 2}) | {"model": {"name": "mlp", "hidden": [5000]}}
+    rates = [1.0, 0.5] * values["clients"]
+    method = {"name": "heterofl", "assign": "clients", "rates": rates[: values["clients"]], "mask_labels": False}
+    values |= {"algorithm": {**method, "batch": 64}}
+    run = play(world, values, shared_dir / "run", world.comm)
+    twin = play(world, {**values, "clock": "simulated"}, shared_dir / "twin", None)
+    if world.rank == 0:
+        states = [store.load(store.latest(each), personal=False).shared for each in (run, twin)]  # type: ignore[arg-type]
+        for name, value in states[0].items():
+            np.testing.assert_array_equal(value, states[1][name], err_msg=name)

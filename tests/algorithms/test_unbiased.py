@@ -150,7 +150,9 @@ def test_that_is_all_that_known_chances_go_with() -> None:
     accepted = set()
     for name, partial in product(algorithms(), ("layers", "steps", "discard")):
         with suppress(UsageError):
-            from_table(grid.table((name, "deadline", partial, "known", "none", "none", "simulated"))).check_values()
+            from_table(
+                grid.table((name, "deadline", partial, "known", "none", "none", "all", "simulated"))
+            ).check_values()
             accepted.add((name, partial))
     assert accepted == {(algorithm["name"], partial) for partial, algorithm in KNOWN.values()}
 

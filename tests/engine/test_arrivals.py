@@ -345,6 +345,18 @@ def test_a_replay_has_the_same_bits(solo: Any, tmp_path: Path) -> None:
     same(play(solo, replay, tmp_path / "again", None), run)
 
 
+def test_visits_that_another_method_goes_on_from_have_their_places_in_a_replay(solo: Any, tmp_path: Path) -> None:
+    """Decoupled DiLoCo records those that are too old beside the buffer; FedAvg's replay of it has them too."""
+    rules = {"close": "arrivals", "buffer": 2, "max_staleness": 0}
+    method = {"name": "decoupled_diloco", "batch": 16, "steps": 3, "lr": 0.01}
+    run = play(solo, small(participation=rules, algorithm=method), tmp_path / "run", None)
+    depths = store.open_run(run)["arrival_depth"].values
+    assert ((depths > 0).sum(1) > 2).any()
+    replay = small(participation=rules, speed={"model": "trace", "run": str(run)})
+    again = play(solo, replay, tmp_path / "again", None)
+    np.testing.assert_array_equal(store.open_run(again)["arrival_depth"].values, depths)
+
+
 def test_a_client_may_report_twice_between_two_deadlines(solo: Any, tmp_path: Path) -> None:
     """Once the visit that it had begun before, once another one; on file, and replayed."""
     rules = {"close": "arrivals", "deadline": 1.5, "once_per_version": True}

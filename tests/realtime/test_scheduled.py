@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from test_arrivals_wall import _unhurried  # noqa: F401
-from test_rounds import agree, real, replay
+from test_rounds import agree, personal, real, replay
 
 from hpcfl import store
 from hpcfl.base.errors import ErrorOnOtherRank, UsageError
@@ -60,6 +60,29 @@ def test_a_replay_of_a_resumed_run_has_the_same_bits(
             assert ((rates > 0) & (rates <= 1)).all()
             assert (rates[came[0].sum() :] == 1).any()  # of who takes the fewest steps
         assert np.isfinite(data["loss"].values).all()
+
+
+@pytest.mark.parametrize("rule", [COMPASS, QUEUE], ids=["fedcompass", "fedqueue"])
+def test_a_visit_that_is_rejected_leaves_nothing(world: Any, shared_dir: Path, rule: dict[str, Any]) -> None:
+    method = {**METHOD, "name": "helpers.strange.again:Fourth"}
+    values = scheduled(world, rule, algorithm=method, guard={"most": 1.0})
+    run = play(world, values, shared_dir / "run", world.comm)
+    drawn = {name: section for name, section in values.items() if name != "queue"}
+    again = play(world, replay(drawn, run), shared_dir / "again", None)
+    if world.rank == 0:
+        data, other = store.open_run(run), store.open_run(again)
+        came, version = data["arrival_client"].values >= 0, data["arrival_version"].values
+        rejected = data["arrival_depth"].values > data.sizes["layer"]
+        np.testing.assert_array_equal(rejected, came & (version == 4))
+        assert rejected.any()
+        states = [store.load(store.latest(each), personal=False).shared for each in (run, again)]  # type: ignore[arg-type]
+        for name, value in states[0].items():
+            np.testing.assert_array_equal(value, states[1][name], err_msg=name)
+        mine, theirs = (personal(each, world.size - 1) for each in (run, again))
+        for client, state in mine.items():
+            for name, value in state.items():
+                np.testing.assert_array_equal(value, theirs[client][name], err_msg=f"{client} {name}")
+        np.testing.assert_array_equal(data["loss"].values, other["loss"].values)
 
 
 def test_clients_that_share_a_rank_are_refused(world: Any, shared_dir: Path) -> None:

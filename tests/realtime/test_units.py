@@ -39,13 +39,14 @@ PATIENCE = 60.0  # seconds that a thread is given to end; no thread needs them
 @pytest.mark.parametrize("op", Op)
 def test_calls_and_back(op: Op, clients: int) -> None:
     cohort = np.array([client for client in (0, 1, 62, 63, 64, 127, 128, 199) if client < clients])
-    call = Command(op, 2**40, 3, 0.1, 6, True, False, counted=np.array([2, 0, 5]), cohort=cohort)
+    stopped, work = (0, (100, 7)) if op == Op.VISIT else (85, (0, 0))  # which share a place
+    call = Command(op, 2**40, 3, 0.1, 6, stopped, False, counted=np.array([2, 0, 5]), cohort=cohort, work=work)
     packed = call.packed(3, clients)
     assert packed.dtype == np.int64
     assert len(packed) == len(Command.empty(3, clients)) == HEAD + 3 + -(-clients // 64)
     found = Command.unpacked(packed, 3)
     assert (found.op, found.round, found.attempt, found.closes_after, found.stage) == (op, 2**40, 3, 0.1, 6)
-    assert (found.stopped, found.hard) == (True, False)
+    assert (found.stopped, found.work, found.hard) == (stopped, work, False)
     assert found.counted.tolist() == [2, 0, 5]
     assert found.cohort.tolist() == cohort.tolist()
 

@@ -283,6 +283,16 @@ def test_ranks_and_resumption_in_the_middle_of_a_flight_do_not_matter(world, sha
             r"staleness.divisor = 'clients' has no meaning with participation.close = 'all'",
         ),
         (
+            {"algorithm": {"name": "decoupled_diloco"}, "staleness": {}},
+            r"'fedcompass' merges .*'decoupled_diloco'; did you mean 'uniform'",
+        ),
+        (
+            {"weighting": {"correct": "remembered"}},
+            r"staleness.divisor = 'clients': with weighting.correct = 'remember",
+        ),
+        ({"fragments": {"count": 2}}, r"fragments.count: expected 1, since staleness.divisor = 'clients' divides by"),
+        ({"participation": {**COMPASS["participation"], "slack": 0.5}}, r"participation.slack: expected nothing with"),
+        (
             {"algorithm": {"name": "fednova", "epochs": 0, "steps": 9}, "scheduler": {"least_steps": 2}},
             r"staleness.divisor = 'clients' has no meaning with algorithm.name = 'fednova', which does more",
         ),

@@ -115,6 +115,10 @@ class Speed(ConfigBase):
         """Return rounds that arrivals have ended, from `first` on; None where none are replayed."""
         return None
 
+    def slots(self) -> int | None:
+        """Return how many visits may have ended in a round that arrivals ended; None: nothing is replayed."""
+        return None
+
     def paces(self, seed: int, clients: int) -> Floats:
         """Return every client's expected seconds per visit, float64 [clients]."""
         return np.ones(clients)

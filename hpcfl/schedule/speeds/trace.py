@@ -129,6 +129,9 @@ class Trace(Speed):
         rounds = range(first, len(self.tape.columns["cohort"]))
         return (self._round(round_, staleness, whole, by_steps) for round_ in rounds)
 
+    def slots(self) -> int | None:
+        return self.tape.arrivals["client"].shape[1] if self.tape.arrivals else None
+
     def _round(self, round: int, staleness: Staleness, whole: bool, by_steps: bool) -> Plan:
         """Return a round that arrivals ended; who is still at work then is known of who has arrived later."""
         tape = self.tape

@@ -1,4 +1,4 @@
-"""FedAvg whose visits are not finite that a client begins with a state with which it has begun one before."""
+"""FedAvg some of whose visits are not finite."""
 
 from __future__ import annotations
 
@@ -7,9 +7,21 @@ from hpcfl.algorithms.wrapped import changed
 
 
 class Again(FedAvg):
+    """Those that a client begins with a state with which it has begun one before."""
+
+    def spoils(self, visits):
+        return visits.number == 1
+
     def client(self, task, shared, personal, visits):
         def spoilt(message):
             return {name: (value * float("nan"), weight) for name, (value, weight) in message.items()}
 
         work = super().client(task, shared, personal, visits)
-        return (yield from changed(work, spoilt if visits.number == 1 else dict))
+        return (yield from changed(work, spoilt if self.spoils(visits) else dict))
+
+
+class Fourth(Again):
+    """Those that begin with the state of round 4."""
+
+    def spoils(self, visits):
+        return visits.round == 4
