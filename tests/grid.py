@@ -1,6 +1,6 @@
 """All methods by how rounds close, what counts of visits, corrections, server steps, clocks: all accepted has effect.
 
-    python tests/grid.py [--seconds 1800] [--seed 0] [--shard 0/4]
+    python tests/grid.py [--seconds 1800] [--seed 0] [--shard 0/4] [--whole]
 
 For each point that `Config.check_values` accepts a run of `ROUNDS` rounds is played in memory, and held against the
 points that differ from it in one axis, where that has its plain value: both must end in other states. `NO_OPS` has the
@@ -243,16 +243,21 @@ def points() -> Iterator[Point]:
             yield point
 
 
-def run(seconds: float, seed: int, accepted: float = inf, shard: slice = slice(None)) -> Grid:
+def run(
+    seconds: float, seed: int, accepted: float = inf, shard: slice = slice(None), beside: frozenset[str] = frozenset()
+) -> Grid:
     """Judge points in an order that a seed draws, for so many seconds, or until so many are `accepted`.
 
-    `shard` picks some of the methods.
+    `shard` picks some of the methods; the axes `beside` have their plain value.
     """
     methods = [*AXES["method"]][shard]
-    grid, order, began = Grid(), [point for point in points() if point[0] in methods], time.monotonic()
+    grid, order, began = Grid(), list(points()), time.monotonic()
+    plain = [(place, PLAIN[name]) for place, name in enumerate(NAMES) if name in beside]
+    order = [each for each in order if each[0] in methods and all(each[place] == value for place, value in plain)]
     random.Random(seed).shuffle(order)
     for point in order:
-        if time.monotonic() - began > seconds or sum(each is not None for each in grid.ended.values()) >= accepted:
+        found = sum(each is not None for each in grid.ended.values()) if accepted < inf else 0
+        if time.monotonic() - began > seconds or found >= accepted:
             break
         grid.judge(point)
     return grid
@@ -263,10 +268,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1800.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--shard", default="0/1", help="Of the methods: 0/4 has the first of every four.")
+    parser.add_argument("--whole", action="store_true", help="All points whose messages say all of the whole model.")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     first, step = map(int, asked.shard.split("/"))
-    grid = run(asked.seconds, asked.seed, shard=slice(first, None, step))
+    beside = frozenset({"message", "fragments"} if asked.whole else ())
+    grid = run(inf if asked.whole else asked.seconds, asked.seed, inf, slice(first, None, step), beside)
     for fault in grid.faults:
         print(fault)
     accepted = sum(ended is not None for ended in grid.ended.values())
