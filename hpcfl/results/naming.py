@@ -18,6 +18,8 @@ NAMED: tuple[tuple[str, dict[str, str]], ...] = (
     ("CA2FL", {**ARRIVALS, "weighting.correct": "remembered"}),
     ("Delayed Nesterov", {**ARRIVALS, "server.optimizer": "delayed-nesterov"}),
     ("Async DiLoCo", {**ARRIVALS, **DILOCO}),
+    ("FedCompass", {**ARRIVALS, "participation.dispatch": "fedcompass"}),
+    ("FedQueue", {**ARRIVALS, "participation.dispatch": "fedqueue"}),
     ("AsyncFL", {**ARRIVALS, "participation.buffer": "null"}),
     ("FedBuff", ARRIVALS),
     ("FedAsync", {**ARRIVALS, METHOD: "fedasync"}),

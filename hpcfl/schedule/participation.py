@@ -64,9 +64,9 @@ class Participation(ConfigBase):
     """Clients at work at any time (``close = "arrivals"`` only), in real time at most one of each rank; by default all
     that take part."""
     buffer: int | None = Field(None, ge=1)
-    """Visits that have to arrive for the server to take a step, K (``close = "arrivals"`` only, which needs it or a
-    `deadline`). It may be more than `concurrency`: who has reported goes out again, unless `once_per_version` forbids
-    it."""
+    """Visits that have to arrive for the server to take a step, K (``close = "arrivals"`` only, which needs it, a
+    `deadline` or a rule of `dispatch`). It may be more than `concurrency`: who has reported goes out again, unless
+    `once_per_version` forbids it."""
     every_client: bool = False
     """Wait for every client, and let all count alike, however often each has reported (``close = "arrivals"`` only).
     The server takes a step when the harmonic mean of their numbers of visits is at least `buffer` over the number of

@@ -69,8 +69,9 @@ class Scheduler(ConfigBase):
         if varies:
             raise UsageError(f"{rule} measures who is always there: {varies} does not go with it: remove it")
         most, least = algorithm.visit_steps(1)
-        if not least or algorithm.visit_steps(2**31) != (most, least):
-            raise UsageError(f"{rule} says how many steps clients take: expected a method with algorithm.steps above 0")
+        if not least or not most or algorithm.visit_steps(2**31) != (most, least):
+            wanted = "expected a method with algorithm.epochs = 0 and algorithm.steps, the most of them, above 0"
+            raise UsageError(f"{rule} says how many steps clients take: {wanted}")
         if algorithm.goes_on:
             why = "merges what visits have changed, which is not what it is about"
             raise UsageError(f"{rule} {why} with algorithm.name = '{algorithm.name}'; did you mean 'uniform'?")

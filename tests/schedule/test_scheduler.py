@@ -271,7 +271,7 @@ def test_ranks_and_resumption_in_the_middle_of_a_flight_do_not_matter(world, sha
     [
         ({"scheduler": {"period": 5.0}}, r"scheduler.period = 5.0 has no meaning with .*fedcompass.*'fedqueue'"),
         ({"scheduler": {"least_steps": 10}}, r"scheduler.least_steps: expected 1 … 9 \(algorithm.steps\), got 10"),
-        ({"algorithm": {"name": "fedavg"}}, r"expected a method with algorithm.steps above 0"),
+        ({"algorithm": {"name": "fedavg"}}, r"expected a method with algorithm.epochs = 0 and algorithm.steps"),
         ({"availability": {"model": "on-off"}}, r"availability.model = 'on-off' does not go with it"),
         (
             {"participation": {**COMPASS["participation"], "buffer": 2}},
