@@ -48,10 +48,10 @@ class FedNova(FedProx):
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         whole = isinstance(visits.training, Weighed)  # what is sent then stands for the whole visit
-        for message in super().client(task, shared, personal, visits):  # only now it is known what steps were taken
-            steps = self._planned(visits.samples) if whole else torch.from_numpy(self.taken(visits)).double()
-            norm = self._norm(steps, self.learning_rate(visits.round))
-            if "loss" in message:
+        for message in super().client(task, shared, personal, visits):
+            if "loss" in message:  # which comes first: only now it is known what steps were taken
+                steps = self._planned(visits.samples) if whole else torch.from_numpy(self.taken(visits)).double()
+                norm = self._norm(steps, self.learning_rate(visits.round))
                 loss, weight = message["loss"]
                 yield {**message, "steps": (factors(steps if self.mu else norm, loss), weight)}
             else:

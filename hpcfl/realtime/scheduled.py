@@ -56,8 +56,9 @@ class ScheduledServer(ArrivalsServer):
 
     def _take(self, step: Step, now: Progress, record: Record) -> None:
         super()._take(step, now, record)
-        self.rule.lost[:] = False
-        self.rule.lost[[client for client, lane in self.lane.items() if lane.state == "dead"]] = True
+        if self.lanes.lost:  # clients of some of these may have gone on elsewhere
+            self.rule.lost[:] = False
+            self.rule.lost[[client for client, lane in self.lane.items() if lane.state == "dead"]] = True
 
     def _arrive(self, lane: Lane, step: Step, now: Progress, record: Record) -> None:
         flight, one, planner = self.at_work.pop(lane), lane.visits.pending, self.job.planner

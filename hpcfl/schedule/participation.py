@@ -300,7 +300,8 @@ class Participation(ConfigBase):
         """Return how many visits may arrive in a round that arrivals end, 0 for other rounds.
 
         Where only a deadline ends it, a client may report two: one it began in an earlier round, one in this. A round
-        whose grace would bring more than two of each client ends before.
+        whose grace would bring more than two of each client ends before. So does one of FedCompass once as many visits
+        wait, that have missed their groups, as there are clients.
         """
         if not self.by_arrivals:
             return 0

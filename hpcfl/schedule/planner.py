@@ -843,8 +843,6 @@ class Scheduled(Queue):
         flights.due[clients] = flights.now + self.run.times.communication + self.seconds[clients]
 
     def _draw(self, clients: Ints) -> None:
-        if not len(clients):
-            return
         run, attempt = self.run, self._attempt(clients)
         places = np.searchsorted(run.members, clients)
         share = (self.flights.known["steps"] / run.visit_steps[0])[run.members]
