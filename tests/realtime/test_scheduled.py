@@ -64,7 +64,8 @@ def test_a_replay_of_a_resumed_run_has_the_same_bits(
 
 @pytest.mark.parametrize("rule", [COMPASS, QUEUE], ids=["fedcompass", "fedqueue"])
 def test_a_visit_that_is_rejected_leaves_nothing(world: Any, shared_dir: Path, rule: dict[str, Any]) -> None:
-    method = {**METHOD, "name": "helpers.strange.again:Fourth"}
+    # somebody begins with the state of rounds 1, 4 and 7; no three clients can be at such visits up to the last round
+    method = {**METHOD, "name": "helpers.strange.again:Third"}
     values = scheduled(world, rule, algorithm=method, guard={"most": 1.0})
     run = play(world, values, shared_dir / "run", world.comm)
     drawn = {name: section for name, section in values.items() if name != "queue"}
@@ -73,7 +74,7 @@ def test_a_visit_that_is_rejected_leaves_nothing(world: Any, shared_dir: Path, r
         data, other = store.open_run(run), store.open_run(again)
         came, version = data["arrival_client"].values >= 0, data["arrival_version"].values
         rejected = data["arrival_depth"].values > data.sizes["layer"]
-        np.testing.assert_array_equal(rejected, came & (version == 4))
+        np.testing.assert_array_equal(rejected, came & (version % 3 == 1))
         assert rejected.any()
         states = [store.load(store.latest(each), personal=False).shared for each in (run, again)]  # type: ignore[arg-type]
         for name, value in states[0].items():
