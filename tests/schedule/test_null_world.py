@@ -1,5 +1,7 @@
-"""The null world: all are equally fast, and no deadline is missed. Then methods that differ in whom they wait for, and in
-what they make of what comes late, are one. Not SALF with eq. 10, whose chances are those of another world.
+"""The null world: all are equally fast, and no deadline is missed.
+
+Then methods that differ in whom they wait for, and in what they make of what comes late, are one. Not SALF with eq. 10,
+whose chances are those of another world.
 """
 
 from __future__ import annotations
