@@ -43,7 +43,7 @@ Run = tuple[str, float, int]
 """A cell's key, a step size and a seed."""
 
 FOLDER = Path(__file__).resolve().parents[1] / "jobs" / "atlas"
-STUDIES = ("digits",)
+STUDIES = "digits", "mnist", "deep"
 LABELS = "anyone", "own"
 """Who holds a third of the labels: anyone, or the third of the clients that is slowest."""
 NAMES = "study", "world", "labels", "method"
