@@ -43,7 +43,7 @@ Run = tuple[str, float, int]
 """A cell's key, a step size and a seed."""
 
 FOLDER = Path(__file__).resolve().parents[1] / "jobs" / "atlas"
-STUDIES = "digits", "mnist", "deep"
+STUDIES = "digits", "mnist", "deep", "combined", "combined-mnist"
 LABELS = "anyone", "own"
 """Who holds a third of the labels: anyone, or the third of the clients that is slowest."""
 NAMES = "study", "world", "labels", "method"
@@ -85,9 +85,15 @@ def pairs(study: str) -> list[tuple[Cell, Cell]]:
     ]
 
 
+def method_of(cell: Cell) -> dict[str, Any]:
+    """Return what the grid has of a cell's method."""
+    found: dict[str, Any] = {**grid()["methods"], **grid()["methods-of-spaces"]}[cell.method]
+    return found
+
+
 def settings(cell: Cell, lr: float, seed: int, place: Path) -> Settings:
     """Return the tables of a run's config; files that it needs are written to `place`."""
-    study, world, method = grid()[cell.study], grid()["worlds"][cell.world], grid()["methods"][cell.method]
+    study, world, method = grid()[cell.study], grid()["worlds"][cell.world], method_of(cell)
     given = merged(merged(study["set"], merged(overlay(cell.world), world.get("set", {}))), method["set"])
     if "name" in method["set"].get("algorithm", {}):
         given["algorithm"] = method["set"]["algorithm"]
@@ -95,8 +101,9 @@ def settings(cell: Cell, lr: float, seed: int, place: Path) -> Settings:
     given["seed"] = seed
     steps = study["set"]["algorithm"]["steps"]
     given["speed"] = {**given["speed"], "scale": 1 / (steps * given["speed"]["mean"])}
-    if given.get("participation", {}).get("close") == "deadline":
-        given["participation"] = {**given["participation"], "deadline": world["deadline"]}
+    rules = given.get("participation", {})
+    if rules.get("close") == "deadline" or rules.get("deadline") == "world":
+        given["participation"] = {**rules, "deadline": world["deadline"]}
     if one := method.get("one", False):
         given["speed"] |= {"per": "visit", "mean": steps * given["speed"]["mean"]}
     if cell.labels == "own":
@@ -165,8 +172,10 @@ def figures(data: xarray.Dataset, slow: Ints, until: float) -> dict[str, Any]:
     """Return what a line says of a run, of what came before `until`."""
     ended = data["sim_seconds"].values
     data = data.isel(round=ended <= until)
-    seconds, known = data["sim_seconds"].values, data["accuracy"].notnull().values
-    times, accuracy = seconds[known], data["accuracy"].values[known]
+    shared = data["accuracy"].notnull().any()  # else clients have models of their own
+    every = data["accuracy" if shared else "mean_client_accuracy"].values
+    seconds, known = data["sim_seconds"].values, np.isfinite(every)
+    times, accuracy = seconds[known], every[known]
     found: dict[str, Any] = {"rounds": len(seconds), "tests": len(times)}
     if not len(times):
         return found
@@ -308,7 +317,7 @@ def chosen(pair: Sequence[Cell], known: Mapping[Run, dict[str, Any]]) -> float |
     """Return the step size with the largest mean accuracy over time on the tuning seeds; None: no run has any."""
     found = {
         lr: sum(known[cell.key, lr, grid()["tuning"][cell.labels]].get("area", 0.0) for cell in pair)
-        for lr in grid()["methods"][pair[0].method]["lr"]
+        for lr in method_of(pair[0])["lr"]
     }
     best = max(found, key=lambda lr: found[lr])
     return best if found[best] else None
@@ -316,7 +325,7 @@ def chosen(pair: Sequence[Cell], known: Mapping[Run, dict[str, Any]]) -> float |
 
 def still(pair: Sequence[Cell], known: Mapping[Run, dict[str, Any]]) -> Iterator[tuple[Cell, float, int]]:
     """Yield the runs that are not there yet, with step size and seed; `known` gets each before the next."""
-    for lr in grid()["methods"][pair[0].method]["lr"]:
+    for lr in method_of(pair[0])["lr"]:
         for cell in pair:
             seed = grid()["tuning"][cell.labels]
             if (cell.key, lr, seed) not in known:
@@ -359,7 +368,7 @@ def cost(study: str) -> dict[str, Any]:
     """Return how many runs there are at most, how many are done, and the processor-hours of these."""
     done, tries = lines(study), 0
     for pair in pairs(study):
-        tries += 2 * (len(grid()["methods"][pair[0].method]["lr"]) + len(grid()[study]["seeds"]))
+        tries += 2 * (len(method_of(pair[0])["lr"]) + len(grid()[study]["seeds"]))
     spent = sum(each["seconds"] for each in done)
     return {"study": study, "runs": tries, "done": len(done), "hours": round(spent / 3600, 2)}
 

@@ -1,0 +1,239 @@
+"""What the lines of the atlas say: a table of all cells, ranks of methods, and the figures of docs/studies/atlas.md.
+
+    python analysis/atlas_page.py [-o docs/studies]
+
+Writes jobs/atlas/cells.csv and atlas_map.png, atlas_ranks.png and atlas_slow.png. Prints one JSON line last: how many
+cells there are, and the mean ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import inf, isinf, sqrt
+from pathlib import Path
+from typing import Any
+
+import atlas
+import numpy as np
+from atlas import Cell, Floats
+
+TARGET = "0.8"
+COME_AND_GO = "phones-diurnal", "spot"
+"""Worlds that have no place for some methods."""
+MEANS = "accuracy", "slow", "decile", "never", "megabytes", "goodput", "staleness", "jain"
+COLUMNS = "study", "world", "labels", "method", "lr", "seeds", "reached", "seconds", "low", "high", *MEANS, "why"
+
+
+@dataclass
+class Found:
+    """What a cell has come to: its lines, one per seed; none where the method is none for its world."""
+
+    cell: Cell
+    lr: float | None = None
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    why: str = ""
+
+    @cached_property
+    def times(self) -> Floats:
+        """Seconds to the target, float64 [seeds]; inf: not reached."""
+        every = [line.get("reached", {}).get(TARGET) for line in self.lines]
+        return np.array([inf if each is None else each for each in every], float)
+
+    @property
+    def seconds(self) -> float:
+        """The median of the seconds to the target; inf: half of the seeds did not reach it; NaN: there are none."""
+        return float(np.median(self.times)) if len(self.times) else np.nan
+
+    def mean(self, name: str) -> float | None:
+        """Return the mean of a figure over the seeds that have it."""
+        known = [line[name] for line in self.lines if line.get(name) is not None]
+        return float(np.mean(known)) if known else None
+
+
+def found(study: str) -> dict[str, Found]:
+    """Return each cell's lines, by its key."""
+    seeds, cells = atlas.grid()[study]["seeds"], dict[str, Found]()
+    known = {(key(line), line["lr"], line["seed"]): line for line in atlas.lines(study)}
+    for pair in atlas.pairs(study):
+        sizes = atlas.method_of(pair[0])["lr"]
+        tried = [line for (name, _, seed), line in known.items() if seed not in seeds and name in {c.key for c in pair}]
+        refused = next((line["why"] for line in tried if line["status"] == "UsageError"), "")
+        whole = len(tried) == len(sizes) * len(pair)
+        lr = atlas.chosen(pair, known) if whole and not refused else None
+        for cell in pair:
+            lines = [known[cell.key, lr, seed] for seed in seeds if (cell.key, lr, seed) in known] if lr else []
+            why = refused or ("" if lr or not whole else "no step size has led to a test in time")
+            if lines or why:
+                cells[cell.key] = Found(cell, lr, lines, why)
+    return cells
+
+
+def key(line: dict[str, Any]) -> str:
+    return Cell(*(line[name] for name in atlas.NAMES)).key
+
+
+def rows(cells: Sequence[Found]) -> list[list[str]]:
+    """Return the table of all cells, as text."""
+    from hpcfl.results.targets import interval_of_median
+
+    table = [list(COLUMNS)]
+    for each in cells:
+        low, high = interval_of_median(each.times)
+        cell = each.cell
+        row: list[Any] = [cell.study, cell.world, cell.labels, cell.method, each.lr, len(each.lines)]
+        row += [int(np.isfinite(each.times).sum()), each.seconds, low, high, *map(each.mean, MEANS), each.why]
+        table.append([word(value) for value in row])
+    return table
+
+
+def word(value: Any) -> str:
+    """Return a number with four digits, "" for what is not known."""
+    if value is None or (isinstance(value, float) and np.isnan(value)):
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def ranks(cells: dict[str, Found], keys: Sequence[str], methods: Sequence[str]) -> Floats:
+    """Return the rank of each method on each seed of each place, "world/labels", float64 [places, seeds, methods].
+
+    The first one is 1, equal ones share their mean rank. Who has not reached the target comes after those who have, by
+    accuracy.
+    """
+    from scipy.stats import rankdata
+
+    seeds = len(cells[f"{keys[0]}/{methods[0]}"].lines)
+    found = np.empty((len(keys), seeds, len(methods)))
+    for place, one in enumerate(keys):
+        for seed in range(seeds):
+            scores = []
+            for method in methods:
+                each = cells[f"{one}/{method}"]
+                seconds = each.times[seed]
+                scores.append(1e6 - each.lines[seed].get("accuracy", 0.0) if isinf(seconds) else seconds)
+            found[place, seed] = rankdata(scores)
+    return found
+
+
+def critical_difference(methods: int, places: int) -> float:
+    """Return by how much mean ranks over so many places have to differ (Nemenyi's test, 5 %)."""
+    from scipy.stats import studentized_range
+
+    return float(studentized_range.ppf(0.95, methods, inf) / sqrt(2) * sqrt(methods * (methods + 1) / (6 * places)))
+
+
+def everywhere(cells: dict[str, Found], places: Sequence[str]) -> list[str]:
+    """Return the methods that were run in all of some places."""
+    return [
+        method
+        for method in atlas.grid()["methods"]
+        if all(f"{place}/{method}" in cells and cells[f"{place}/{method}"].lines for place in places)
+    ]
+
+
+def places(labels: Sequence[str] = atlas.LABELS) -> list[str]:
+    return [f"{world}/{each}" for world in atlas.grid()["worlds"] for each in labels]
+
+
+def draw_map(cells: dict[str, Found], picture: Path) -> None:
+    """Draw a map: the seconds to the target of each method, by world and by who holds the labels."""
+    from matplotlib.colors import LogNorm
+    from matplotlib.figure import Figure
+
+    columns = places()
+    values = np.array(
+        [[cells[f"{place}/{method}"].seconds if f"{place}/{method}" in cells else np.nan for place in columns]
+         for method in atlas.grid()["methods"]]
+    )  # fmt: skip
+    order = np.argsort([np.mean(np.where(np.isfinite(row), row, 300.0)) for row in values], kind="stable")
+    names = [list(atlas.grid()["methods"])[index] for index in order]
+    values = values[order]
+    figure = Figure(figsize=(10, 9), layout="constrained")
+    axes = figure.subplots()
+    shown = np.where(np.isfinite(values), values, np.nan)
+    image = axes.imshow(shown, cmap="viridis_r", norm=LogNorm(10, 150), aspect="auto")
+    for row, column in np.ndindex(values.shape):
+        value = values[row, column]
+        text = f"{value:.0f}" if np.isfinite(value) else "–" if isinf(value) else "×"
+        axes.text(
+            column, row, text, ha="center", va="center", fontsize=8, color="w" if value > 60 and value < inf else "k"
+        )
+    axes.set_xticks(range(len(columns)), [place.replace("/", "\n") for place in columns], fontsize=7, rotation=60)
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    figure.colorbar(
+        image, ax=axes, label=f"seconds to an accuracy of {TARGET}; a visit takes one in the mean", shrink=0.6
+    )
+    figure.savefig(picture, dpi=130)
+
+
+def draw_ranks(cells: dict[str, Found], picture: Path) -> dict[str, list[tuple[str, float]]]:
+    """Draw mean ranks with intervals and the critical difference, by who holds the labels; return them, best first."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 6), layout="constrained")
+    told = dict[str, list[tuple[str, float]]]()
+    for axes, labels in zip(figure.subplots(1, 2), atlas.LABELS):
+        known = [place for place in places([labels]) if place.split("/")[0] not in COME_AND_GO]
+        methods = everywhere(cells, known)
+        drawn = ranks(cells, known, methods)
+        mean = drawn.mean((0, 1))
+        order = np.argsort(mean)
+        rng = np.random.default_rng(0)
+        resampled = drawn[:, rng.integers(0, drawn.shape[1], (2000, drawn.shape[1]))].mean((0, 2))
+        low, high = np.quantile(resampled, [0.025, 0.975], axis=0)
+        height = np.arange(len(methods))
+        axes.errorbar(mean[order], height, xerr=[(mean - low)[order], (high - mean)[order]], fmt="o", ms=4, lw=1)
+        difference = critical_difference(len(methods), len(known))
+        axes.axvspan(mean.min(), mean.min() + difference, color="0.9", zorder=0)
+        axes.set_yticks(height, [methods[index] for index in order], fontsize=8)
+        axes.invert_yaxis()
+        axes.set_xlabel("mean rank by seconds to the target")
+        axes.set_title("anyone holds any label" if labels == "anyone" else "the slow third holds labels of its own")
+        told[labels] = [(methods[index], round(float(mean[index]), 2)) for index in order]
+    figure.savefig(picture, dpi=130)
+    return told
+
+
+def draw_slow(cells: dict[str, Found], picture: Path) -> None:
+    """Draw the accuracy of the slow third against that of all where its labels are its own, and bytes against time."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    for axes, world in zip(figure.subplots(1, 2), ("pai-4", "phones-diurnal")):
+        for method in atlas.grid()["methods"]:
+            each = cells.get(f"{world}/own/{method}")
+            if each is None or each.mean("accuracy") is None:
+                continue
+            x, y = each.mean("accuracy"), each.mean("slow")
+            axes.plot(x, y, "o", ms=4)
+            axes.annotate(method, (x, y), fontsize=6, xytext=(3, 2), textcoords="offset points")
+        axes.plot([0, 1], [0, 1], lw=0.5, color="0.6")
+        axes.set(
+            xlabel="accuracy at the end", ylabel="accuracy of the slow third", title=world, xlim=(0, 1), ylim=(0, 1)
+        )
+    figure.savefig(picture, dpi=130)
+
+
+def main() -> None:
+    """Write the table and the figures."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("-o", "--out", type=Path, default=atlas.FOLDER.parents[1] / "docs" / "studies")
+    asked = parser.parse_args()
+    every = {study: found(study) for study in atlas.STUDIES}
+    with (atlas.FOLDER / "cells.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(
+            rows([each for cells in every.values() for each in cells.values()])
+        )
+    digits = every["digits"]
+    draw_map(digits, asked.out / "atlas_map.png")
+    told = draw_ranks(digits, asked.out / "atlas_ranks.png")
+    draw_slow(digits, asked.out / "atlas_slow.png")
+    print(json.dumps({"cells": {study: len(cells) for study, cells in every.items()}, "ranks": told}))
+
+
+if __name__ == "__main__":
+    main()
