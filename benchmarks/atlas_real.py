@@ -24,8 +24,11 @@ from typing import Any
 import launching
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "analysis"))
-import atlas
+from hpcfl.testing.runs import toml
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "analysis"), str(ROOT / "tests")]
+import atlas  # noqa: E402
 
 RANKS, LIMIT = 5, 900.0
 CELLS = {
@@ -50,6 +53,7 @@ def main() -> None:
     parser.add_argument("--mpi", choices=tuple(launching.LIBRARIES), default="openmpi")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--second", type=float, default=1.0, help="seconds of a visit in the mean")
+    parser.add_argument("--hosts", type=int, default=1, help="more than one: namespaces of this machine, as root")
     parser.add_argument("--worlds", nargs="*", default=list(CELLS))
     parser.add_argument("--record", type=Path, help="a file to which the JSON line is appended")
     asked = parser.parse_args()
@@ -67,6 +71,7 @@ def main() -> None:
     same = min(each["same_arrivals"] for each in cells)
     load = round(os.getloadavg()[0], 1)
     line = {"worst_error": worst, "least_same_arrivals": same, "cells": cells, "replays": replays, "mpi": asked.mpi}
+    line["hosts"] = asked.hosts
     line |= {"rounds": asked.rounds, "second": asked.second, "load": load, "commit": atlas.commit()}
     print(json.dumps(line))
     if asked.record:
@@ -99,25 +104,33 @@ def cell(asked: argparse.Namespace, world: str, place: Path) -> tuple[dict[str, 
     method, out = CELLS[world], place / "real"
     given = table(asked, world, method, place)
     predicted = hpcfl.run(given, out=place / "predicted", quiet=True).data
-    keys = [word for name, value in flat(given) for word in ("--set", f"{name}={json.dumps(value)}")]
-    words = ["-m", "hpcfl", "run", "fedavg-digits", "--out", str(out), "--quiet", *keys, "--set", 'clock="wall"']
-    how: dict[str, Any] = {"timeout": LIMIT, "capture_output": True, "text": True, "check": False}
-    ended = subprocess.run(
-        launching.command(asked.mpi, RANKS, words), env=launching.environment(asked.mpi, world), **how
-    )
-    if ended.returncode:
-        raise RuntimeError(f"{world}: exit code {ended.returncode}: {ended.stderr[-2000:]}")
+    config = toml({**given, "clock": "wall"}, place / "run.toml")
+    words = ["-m", "hpcfl", "run", str(config), "--out", str(out), "--quiet"]
+    on_hosts(asked, words, place) if asked.hosts > 1 else here(asked, words, world)
     measured = hpcfl.open_run(out)
     found = told(f"{world}, {method}", predicted, measured)
     return found | {"same_arrivals": same(predicted, measured)}, out
 
 
-def flat(table: dict[str, Any], above: str = "") -> list[tuple[str, Any]]:
-    """Return dotted keys and values."""
-    found = []
-    for name, value in table.items():
-        found += flat(value, f"{above}{name}.") if isinstance(value, dict) else [(above + name, value)]
-    return found
+def here(asked: argparse.Namespace, words: list[str], mark: str) -> None:
+    """Carry out a job on this host."""
+    how: dict[str, Any] = {"timeout": LIMIT, "capture_output": True, "text": True, "check": False}
+    job = launching.command(asked.mpi, RANKS, words)
+    ended = subprocess.run(job, env=launching.environment(asked.mpi, mark), **how)
+    if ended.returncode:
+        raise RuntimeError(f"{mark}: exit code {ended.returncode}: {ended.stderr[-2000:]}")
+
+
+def on_hosts(asked: argparse.Namespace, words: list[str], place: Path) -> None:
+    """Carry out a job on hosts of our own, the server and a client on the first one."""
+    from hosts.cluster import Cluster
+
+    ranks = [RANKS - asked.hosts + 1] + [1] * (asked.hosts - 1)
+    options = ("--bind-to", "none") if asked.mpi == "openmpi" else ()
+    given = asked.mpi, ranks, words, place / "job", options
+    with Cluster(asked.hosts, [place]) as cluster, cluster.live(*given) as job:
+        if job.wait():
+            raise RuntimeError(job.out + job.err)
 
 
 def same(one: Any, other: Any) -> float:
