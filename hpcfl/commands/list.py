@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import itertools
 import textwrap
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import pairwise
@@ -45,6 +47,9 @@ Each key stands with its default, with what it may be, and with what it means. `
 line `--set section.key=value` sets one. A file's key `base` names a preset or another file that it changes."""
 
 
+SHARED = "With the defaults of the first that has them; where another one holds, the class says so."
+
+
 class Key(NamedTuple):
     """A key of the config: its default, its type or choices with their range, and what it means."""
 
@@ -64,6 +69,9 @@ class Part(NamedTuple):
     choice: str
     text: str
     keys: Sequence[Key]
+
+    def key(self, name: str) -> Key:
+        return next(key for key in self.keys if key.name == name)
 
     @property
     def name(self) -> str:
@@ -164,12 +172,51 @@ def wrapped(lines: Iterable[str], columns: int) -> Iterator[str]:
 
 
 def markdown() -> Iterator[str]:
-    """Yield the page of all keys."""
+    """Yield the page of all keys: of a section whose classes have keys in common, these once, before the classes."""
     yield PAGE
-    for part in parts():
-        section = f"[{part.section}]" if part.section else "Keys outside sections"
-        yield f"\n{f'### {part.choice}' if part.choice else f'## {section}'}\n\n{part.text}\n"
-        yield from (f"- `{key.name} = {key.default}` ({key.values}): {key.text}" for key in part.keys)
+    for (section, chosen), several in itertools.groupby(parts(), lambda part: (part.section, bool(part.choice))):
+        some = list(several)
+        shared = _shared(some) if chosen else {}
+        if shared:
+            yield f"\n### Keys that several have\n\n{SHARED}"
+            for having in dict.fromkeys(shared.values()):
+                yield f"\n{_whose(some, having)}:\n"
+                yield from (_item(some[having[0]].key(name)) for (name, _), each in shared.items() if each == having)
+        for part in some:
+            title = f"### {part.choice}" if chosen else f"## [{section}]" if section else "## Keys outside sections"
+            yield f"\n{title}\n\n{part.text}"
+            items = [item for key in part.keys if (item := _own(key, some, shared))]
+            yield from ["", *items] if items else []
+
+
+def _own(key: Key, parts: Sequence[Part], shared: Mapping[tuple[str, str], Sequence[int]]) -> str:
+    """Return what a class has of a key beside what is said of it for several classes; "": nothing."""
+    having = shared.get((key.name, key.text))
+    if having is None:
+        return _item(key)
+    return "" if key == parts[having[0]].key(key.name) else f"- `{key.name} = {key.default}` ({key.values})"
+
+
+def _item(key: Key) -> str:
+    return f"- `{key.name} = {key.default}` ({key.values}): {key.text}"
+
+
+def _shared(parts: Sequence[Part]) -> dict[tuple[str, str], tuple[int, ...]]:
+    """Return the keys, by name and text, that several parts have, and which of these do."""
+    having = defaultdict[tuple[str, str], list[int]](list)
+    for number, part in enumerate(parts):
+        for key in part.keys:
+            having[key.name, key.text].append(number)
+    return {key: tuple(numbers) for key, numbers in having.items() if len(numbers) > 1}
+
+
+def _whose(parts: Sequence[Part], having: Sequence[int]) -> str:
+    """Return which of the parts have a key, in the fewest words."""
+    names = [parts[number].choice for number in having]
+    without = [part.choice for part in parts if part.choice not in names]
+    if not without:
+        return "All"
+    return f"All but {', '.join(without)}" if len(without) < len(names) else ", ".join(names)
 
 
 def described(cls: type[ConfigBase]) -> list[str]:

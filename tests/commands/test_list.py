@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 
@@ -257,3 +258,20 @@ def test_on_a_terminal_a_text_goes_on_below_itself() -> None:
 def test_the_page_of_keys_is_what_is_printed_now(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["list", "--markdown"]) == 0
     assert capsys.readouterr().out == PAGE.read_text(encoding="utf-8"), "hpcfl list --markdown > docs/reference/keys.md"
+
+
+def test_the_page_has_every_key_of_every_class() -> None:
+    """Those that several classes have stand once, under the names of all that have them."""
+    page = PAGE.read_text(encoding="utf-8")
+    for section in ("algorithm", "speed", "data", "model"):
+        text = page.partition(f"## [{section}]\n")[2].partition("\n## [")[0]
+        several, *classes = re.split(r"\n### (?!Keys that)", text)
+        own = {each.partition("\n")[0]: set(re.findall(r"^- `(\w+) = ", each, re.M)) for each in classes}
+        for group in re.split(r"\n(?=[^\n]+:\n\n- )", several.partition("### Keys that several have")[2])[1:]:
+            whose, keys = group.partition(":\n")[0], set(re.findall(r"^- `(\w+) = ", group, re.M))
+            names = whose.removeprefix("All").removeprefix(" but ").split(", ") if whose != "All" else []
+            for name in set(own) - set(names) if whose.startswith("All") else names:
+                own[name] |= keys
+        found = {part.choice: {key.name for key in part.keys} for part in catalogue.parts() if part.section == section}
+        found.pop("")
+        assert own == found
