@@ -275,3 +275,9 @@ def test_the_page_has_every_key_of_every_class() -> None:
         found = {part.choice: {key.name for key in part.keys} for part in catalogue.parts() if part.section == section}
         found.pop("")
         assert own == found
+
+
+@pytest.mark.parametrize("name", ["fedbuff", "fedcompass", "adel"])
+def test_a_method_that_is_a_preset_is_found_by_its_name(name: str) -> None:
+    with pytest.raises(UsageError, match=f"no '{name}'; did you mean '{name}-digits'\\?"):
+        catalogue.lines(name)
