@@ -150,7 +150,8 @@ def lines(name: str = "") -> list[str]:
         by_last = {each.rpartition(".")[2]: each for each in reversed(names)}
         words = [] if "." in name else get_close_matches(name, by_last, 1, 0.7)
         begins = [each for each in presets() if each.startswith(f"{name}-")]  # methods that are points on several keys
-        near = begins or [by_last[word] for word in words] or get_close_matches(name, names, 1, 0.5)
+        exact = [by_last[word] for word in words if word == name]
+        near = exact or begins or [by_last[word] for word in words] or get_close_matches(name, names, 1, 0.5)
         hint = f"did you mean '{near[0]}'?" if near else "hpcfl list keys names them all"
         raise UsageError(f"hpcfl list: no '{name}'; {hint}")
     return found
