@@ -1,9 +1,10 @@
-"""What the lines of the atlas say: a table of all cells, ranks of methods, and the figures of docs/studies/atlas.md.
+"""What the lines of the atlas say: a table of all cells, the page docs/studies/atlas.md, and its figures.
 
     python analysis/atlas_page.py [-o docs/studies]
 
-Writes jobs/atlas/cells.csv and atlas_map.png, atlas_ranks.png and atlas_slow.png. Prints one JSON line last: how many
-cells there are, and the mean ranks.
+Writes jobs/atlas/cells.csv, and of jobs/atlas/page.md the page: ``{seconds[pai-4/own/wait]:.0f}`` stands there for a
+figure of a cell, ``{table_of_ranks}`` for a table. So each number on it follows from the lines. Draws atlas_map.png,
+atlas_ranks.png and atlas_slow.png. Prints one JSON line last: how many cells there are, and the mean ranks.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf, isinf, sqrt
@@ -25,7 +26,7 @@ from atlas import Cell, Floats
 TARGET = "0.8"
 COME_AND_GO = "phones-diurnal", "spot"
 """Worlds that have no place for some methods."""
-MEANS = "accuracy", "slow", "decile", "never", "megabytes", "goodput", "staleness", "jain"
+MEANS = "area", "accuracy", "slow", "decile", "never", "megabytes", "goodput", "staleness", "jain"
 COLUMNS = "study", "world", "labels", "method", "lr", "seeds", "reached", "seconds", "low", "high", *MEANS, "why"
 
 
@@ -218,6 +219,65 @@ def draw_slow(cells: dict[str, Found], picture: Path) -> None:
     figure.savefig(picture, dpi=130)
 
 
+class Figures:
+    """A figure of each cell, by its key: the digits' study's, or "study:world/labels/method"."""
+
+    def __init__(self, every: Mapping[str, dict[str, Found]], name: str) -> None:
+        self.every, self.name = every, name
+
+    def __getitem__(self, key: str) -> float:
+        study, _, cell = key.rpartition(":")
+        each = self.every[study or "digits"][cell]
+        value = each.seconds if self.name == "seconds" else each.lr if self.name == "lr" else each.mean(self.name)
+        return np.nan if value is None else value
+
+
+def page(every: Mapping[str, dict[str, Found]], told: Mapping[str, list[tuple[str, float]]]) -> str:
+    """Return the page, all figures filled in."""
+    known: dict[str, Any] = {name: Figures(every, name) for name in ("seconds", "lr", *MEANS)}
+    lines = [line for study in atlas.STUDIES for line in atlas.lines(study)]
+    known |= {"runs": len(lines), "hours": sum(line["seconds"] for line in lines) / 3600}
+    known |= {"failed": sum(line["status"] == "Diverged" for line in lines)}
+    known |= {"table_of_ranks": table_of_ranks(told), "table_of_combinations": table_of_combinations(every)}
+    known |= {"table_of_jobs": table_of_jobs(), "rank": {key: dict(some) for key, some in told.items()}}
+    return (atlas.FOLDER / "page.md").read_text(encoding="utf-8").format_map(known)
+
+
+def table_of_ranks(told: Mapping[str, list[tuple[str, float]]]) -> str:
+    """Return the first methods and the last ones by mean rank, by who holds the labels."""
+    rows = ["| | labels of anyone | | labels of the slow third's own | |", "|---|---|---|---|---|"]
+    one, other = (told[labels] for labels in atlas.LABELS)
+    for place, ((first, rank), (second, else_)) in enumerate(zip(one, other), 1):
+        if place <= 8 or place > len(one) - 4:
+            rows.append(f"| {place} | {first} | {rank:.1f} | {second} | {else_:.1f} |")
+    return "\n".join(rows)
+
+
+def table_of_combinations(every: Mapping[str, dict[str, Found]]) -> str:
+    """Return what layers, doubling and anchors add, on digits of two sizes."""
+    rows = ["| | digits, all | slow third | with MNIST, all | slow third |", "|---|---|---|---|---|"]
+    for method in atlas.grid()["methods-of-spaces"]:
+        cells = [every[study][f"pai-4/own/{method}"] for study in ("combined", "combined-mnist")]
+        figures = [each.mean(name) or np.nan for each in cells for name in ("area", "slow")]
+        rows.append(f"| {method} | {' | '.join(f'{value:.3f}' for value in figures)} |")
+    return "\n".join(rows)
+
+
+def table_of_jobs() -> str:
+    """Return what was predicted of jobs that were really run, and what they did."""
+    rows = [
+        "| world, method | hosts | predicted s | measured s | same arrivals | accuracy |",
+        "|---|---|---|---|---|---|",
+    ]
+    for line in atlas.lines("real"):
+        for each in line["cells"]:
+            predicted, measured = each["accuracy"]
+            seconds = f"{each['predicted']:.1f} | {each['measured']:.1f}"
+            same = f"{100 * each['same_arrivals']:.1f} %"
+            rows.append(f"| {each['what']} | {line['hosts']} | {seconds} | {same} | {predicted:.3f}, {measured:.3f} |")
+    return "\n".join(rows)
+
+
 def main() -> None:
     """Write the table and the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -232,6 +292,7 @@ def main() -> None:
     draw_map(digits, asked.out / "atlas_map.png")
     told = draw_ranks(digits, asked.out / "atlas_ranks.png")
     draw_slow(digits, asked.out / "atlas_slow.png")
+    (asked.out / "atlas.md").write_text(page(every, told), encoding="utf-8")
     print(json.dumps({"cells": {study: len(cells) for study, cells in every.items()}, "ranks": told}))
 
 
