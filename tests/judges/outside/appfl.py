@@ -1,12 +1,12 @@
 """APPFL's aggregators, handed what hpcfl's clients sent: ``python -m judges.outside.appfl FOLDER [FILE]``.
 
 Its clients send models w_i or, with ``gradient_based``, −Δ_i. Where it takes a model's change against the newest state
-w, and not against the one that the client began with, it is handed w + Δ_i; where it divides by the number of clients
-N and the paper does not, its α is N times as large.
+w instead of that which the client began with, it is handed w + Δ_i; where it divides by N, and the paper does not, N α.
 """
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -116,4 +116,5 @@ def rows(folder: Path) -> Iterator[Row]:
 
 
 if __name__ == "__main__":
+    gc.freeze()  # its aggregators call for a collection in each step
     judge(["appfl", "torch"], rows)
