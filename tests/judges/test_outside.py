@@ -1,4 +1,4 @@
-"""What judges from outside are handed is the whole of a server's step."""
+"""What judges from outside are handed is the whole of a server's step, and what they found is what the docs say."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.launcher import ROOT
 from judges import arrivals, flic, world
 from judges.arrivals import Change, polynomial
 from judges.outside import write
@@ -19,6 +20,7 @@ from judges.outside.read import BOUND, Run, compare, judge, read
 from judges.plain import Params
 from judges.server import FedOpt, Momentum, move
 
+MEASURED = ROOT / "docs" / "measured"
 SAMPLES, UNIFORM = world.weights(), world.weights("uniform")
 
 
@@ -112,3 +114,37 @@ def test_a_judge_says_where_its_bound_is_broken(
     assert line["versions"] == {"numpy": np.__version__}
     assert [row["numbers"] for row in line["compared"]] == [59, 5]
     assert line["commit"] == (written / "commit").read_text()
+
+
+def newest() -> list[dict[str, Any]]:
+    """The last line of each judge."""
+    lines = map(json.loads, (MEASURED / "judges.jsonl").read_text(encoding="utf-8").splitlines())
+    return list({next(iter(line["versions"])): line for line in lines}.values())
+
+
+def test_what_the_docs_say_was_compared_is_on_record() -> None:
+    page, lines = (MEASURED / "judges.md").read_text(encoding="utf-8"), newest()
+    numbers = sum(row["numbers"] for line in lines for row in line["compared"])
+    said = f"{numbers:,} numbers were compared, and none is off by more than {max(line['worst'] for line in lines):.0e}"
+    assert f"{said}; the bound is {BOUND:.0e}." in page.replace("\n", " ")
+    for line in lines:
+        assert line["bound"] == BOUND >= line["worst"]
+        assert line["date"] in page
+        for row in line["compared"]:
+            counts = [row.get("steps", ""), row.get("visits", ""), row["numbers"]]
+            bare = f"{row['as_it_is']:.1g}" if "as_it_is" in row else ""
+            told = [row["what"], f"`{row['by']}`", *counts, f"{row['worst']:.0e}", bare]
+            assert f"| {' | '.join(map(str, told))} |".replace("  |", " |") in page
+    rows = [row for row in page.splitlines() if row.startswith("| ") and "`" in row]
+    assert len(rows) == sum(len(line["compared"]) for line in lines)
+
+
+def test_versions_are_those_that_are_installed() -> None:
+    files = [Path(write.__file__).with_name(f"{name}.txt") for name in ("requirements", "requirements-alone")]
+    pinned = dict(row.split("==") for file in files for row in file.read_text().splitlines() if "==" in row)
+    page = (MEASURED / "judges.md").read_text(encoding="utf-8")
+    for line in newest():
+        assert {
+            package: found.partition("+")[0] for package, found in line["versions"].items()
+        }.items() <= pinned.items()
+        assert f"{next(iter(line['versions']))} {next(iter(line['versions'].values()))}" in page
