@@ -530,16 +530,16 @@ def show_speeds(config: str, data_dir: Path | None, **keys: Any) -> None:
 
 @cli.command("list")
 @click.argument("name", default="")
-@_flag("--markdown", "as_page", "The page of all keys, as in docs/reference/keys.md.")
+@_flag("--markdown", "as_page", "The page of all keys, or of columns, as in docs/reference.")
 def list_(name: str, as_page: bool) -> None:
     """Print what there is to run; with NAME more of that.
 
-    NAME is methods, models, data, speeds, presets, overlays or keys; a preset or overlay; a section, a class of one or
-    a key: algorithm, algorithm.salf, algorithm.salf.lr, rounds.
+    NAME is methods, models, data, speeds, presets, overlays, keys or columns; a preset or overlay; a section, a class
+    of one or a key: algorithm, algorithm.salf, algorithm.salf.lr, rounds.
     """
     from hpcfl.commands import list as catalogue
 
-    lines = catalogue.markdown() if as_page else catalogue.lines(name)
+    lines = catalogue.markdown(name) if as_page else catalogue.lines(name)
     _echo(catalogue.wrapped(lines, get_terminal_size().columns) if sys.stdout.isatty() else lines)
 
 

@@ -34,6 +34,7 @@ MORE = {
     "fedavg-digits": "what stands in a preset",
     "algorithm.salf, algorithm.lr, speed": "keys of a method, one key, a section",
     "keys": "every key",
+    "columns": "every column of run.h5",
 }
 FIRST = "fedavg-digits", "salf-digits", "srpfl-fedrep-digits", "flic-digits", "fedlrgd-breast-cancer"
 """Presets to begin with: one of each paper, which take seconds."""
@@ -133,6 +134,10 @@ def lines(name: str = "") -> list[str]:
         return file.read_text(encoding="utf-8").splitlines()
     if not name:
         return _screen()
+    if name == "columns":
+        from hpcfl.commands import columns
+
+        return [*columns.lines()][1:]
     if name == "keys":
         return [line for part in parts() for line in ([] if part.choice or not part.section else [""]) + part.lines()]
     there = list(parts()) if ":" not in name else []
@@ -146,7 +151,7 @@ def lines(name: str = "") -> list[str]:
         there = [_part(section, spec, PICKED[section].find(spec))]
     found = [line for part in there for line in part.about(name)]
     if not found:
-        names = [*FILES, "keys", *KINDS, *(each for part in there for each in part.names if each)]
+        names = [*FILES, "keys", "columns", *KINDS, *(each for part in there for each in part.names if each)]
         by_last = {each.rpartition(".")[2]: each for each in reversed(names)}
         words = [] if "." in name else get_close_matches(name, by_last, 1, 0.7)
         begins = [each for each in presets() if each.startswith(f"{name}-")]  # methods that are points on several keys
@@ -173,8 +178,16 @@ def wrapped(lines: Iterable[str], columns: int) -> Iterator[str]:
         yield from textwrap.wrap(line, columns, subsequent_indent=" " * 8, break_on_hyphens=False) or [""]
 
 
-def markdown() -> Iterator[str]:
-    """Yield the page of all keys: of a section whose classes have keys in common, these once, before the classes."""
+def markdown(name: str = "") -> Iterator[str]:
+    """Yield the page of all keys: of a section whose classes have keys in common, these once, before the classes.
+
+    Or that of all columns, where `name` says so.
+    """
+    if name == "columns":
+        from hpcfl.commands import columns
+
+        yield from columns.markdown()
+        return
     yield PAGE
     for (section, chosen), several in itertools.groupby(parts(), lambda part: (part.section, bool(part.choice))):
         some = list(several)

@@ -103,6 +103,21 @@ ORACLE = (
 """Columns of federated oracle complexity, where `oracle.record` asks for them."""
 STEPS = Column("steps", ("client",), "int64", "local steps of the client that counted, -1 if not invited")
 """The column of visits that may be cut short at a step."""
+SOMETIMES = {
+    "`oracle.record = true`": ORACLE,
+    '`partial = "steps"`, `work = "speed"`, or a `dispatch` that sets steps': (STEPS,),
+    '`close = "arrivals"`': ARRIVALS,
+    '`close = "arrivals"`, and `partial = "steps"` or a `dispatch` that sets steps': (ARRIVAL_STEPS,),
+    '`dispatch = "fedqueue"`': (ARRIVAL_RATE,),
+}
+"""The columns that only some configs have, by the keys that ask for them."""
+FACTS = {
+    "train_samples": "training samples of the client",
+    "test_samples": "samples in the client's own test part",
+    "features": "numbers in one sample's features",
+    NAMES: "the client's name",
+}
+"""What is recorded once of each client."""
 
 
 def columns(job: Job) -> list[Column]:
@@ -130,13 +145,13 @@ def columns(job: Job) -> list[Column]:
 
 def about_clients(federation: Federation) -> list[Fact]:
     """What a run knows of its clients from the start, int64 [clients] each; their names are text, if they have any."""
-    features = np.array([prod(shape) for shape in federation.shapes], dtype=np.int64)
-    return [
-        Fact("train_samples", federation.train_sizes.astype(np.int64), "training samples of the client"),
-        Fact("test_samples", federation.test_sizes.astype(np.int64), "samples in the client's own test part"),
-        Fact("features", features, "numbers in one sample's features"),
-        *([Fact(NAMES, np.array(federation.names), "the client's name")] if federation.names else []),
-    ]
+    values = {
+        "train_samples": federation.train_sizes.astype(np.int64),
+        "test_samples": federation.test_sizes.astype(np.int64),
+        "features": np.array([prod(shape) for shape in federation.shapes], dtype=np.int64),
+        **({NAMES: np.array(federation.names)} if federation.names else {}),
+    }
+    return [Fact(name, each, FACTS[name]) for name, each in values.items()]
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,14 +15,17 @@ from hpcfl.base.config import ConfigBase
 from hpcfl.base.errors import UsageError
 from hpcfl.commands import cli
 from hpcfl.commands import list as catalogue
-from hpcfl.config import Config
+from hpcfl.config import Config, load
 from hpcfl.config.presets import overlays, presets
 from hpcfl.data import source_class, sources
+from hpcfl.engine.job import Job
+from hpcfl.engine.record import about_clients, columns
 from hpcfl.models import model_class, models
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.speeds import speed_class, speeds
 
 SCHEMA = Config.model_json_schema()
+ROW = r"^\| `(\w+)` \| ([\w, ]*) \| (\w*) \| (.*) \|$"
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "keys.md"
 CLASSES = {
     **{("algorithm", "name", name): algorithm_class(name) for name in algorithms()},
@@ -281,3 +285,46 @@ def test_the_page_has_every_key_of_every_class() -> None:
 def test_a_method_that_is_a_preset_is_found_by_its_name(name: str) -> None:
     with pytest.raises(UsageError, match=f"no '{name}'; did you mean '{name}-digits'\\?"):
         catalogue.lines(name)
+
+
+BY_STEPS = '`partial = "steps"`, `work = "speed"`, or a `dispatch` that sets steps'
+ARRIVAL_STEPS = '`close = "arrivals"`, and `partial = "steps"` or a `dispatch` that sets steps'
+ARRIVALS = '`close = "arrivals"`'
+STEPS = {"participation.partial": "steps", "participation.deadline": 1.0, "participation.close": "deadline"}
+RECORDED = [
+    ("salf-digits", {}, []),
+    ("fedprox-digits", STEPS, [BY_STEPS]),
+    ("fedbuff-digits", {}, [ARRIVALS]),
+    ("dylu-digits", {}, [ARRIVALS, BY_STEPS]),
+    ("fedcompass-digits", {}, [ARRIVALS, BY_STEPS, ARRIVAL_STEPS]),
+    ("fedqueue-digits", {}, [ARRIVALS, BY_STEPS, ARRIVAL_STEPS, '`dispatch = "fedqueue"`']),
+    ("fedlrgd-logistic", {}, ["`oracle.record = true`", "`fedlrgd`"]),
+    ("flic-toy", {}, ["`flic`"]),
+    ("fedrep-linear", {}, ["`linear_fedrep`"]),
+]
+
+
+def test_the_page_of_columns_is_what_is_printed_now(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list", "columns", "--markdown"]) == 0
+    page = (PAGE.parent / "columns.md").read_text(encoding="utf-8")
+    assert capsys.readouterr().out == page, "hpcfl list columns --markdown > docs/reference/columns.md"
+
+
+@pytest.mark.parametrize(("preset", "settings", "asked"), RECORDED, ids=[preset for preset, *_ in RECORDED])
+def test_a_run_has_the_columns_that_the_page_says_its_keys_ask_for(
+    preset: str, settings: dict[str, Any], asked: list[str]
+) -> None:
+    page = (PAGE.parent / "columns.md").read_text(encoding="utf-8")
+    rows = {part.partition("\n")[0]: set(re.findall(ROW, part, re.M)) for part in page.split("\n## ")[1:]}
+    job = Job.of(load(preset, settings), None, 1)
+    own = {(each.name, ", ".join(each.dims), each.units, each.long_name) for each in columns(job)}
+    assert own == rows["Always"].union(*(rows[f"With {keys}"] for keys in asked))
+    facts = {(fact.name, "client", "", fact.long_name) for fact in about_clients(job.task.federation)}
+    assert facts < rows["Once per client, without a round"]
+
+
+def test_columns_are_listed_as_lines_too() -> None:
+    listed = catalogue.lines("columns")
+    assert listed[0] == "Always"
+    assert "    visits (rank)  visits computed" in listed
+    assert "    checkpoint_bytes (bytes)  bytes of that checkpoint; 0 where there was none" in listed
