@@ -10,8 +10,8 @@ from hpcfl.store import Column
 
 PAGE = f"""# Columns
 
-Made from the code by `hpcfl list columns --markdown`; `hpcfl list columns` prints the same. A column has a row per round,
-and the axes that stand beside it. What is not known is NaN, -1, or the largest unsigned number. Each metric of
+Made from the code by `hpcfl list columns --markdown`; `hpcfl list columns` prints the same. A column has a row per
+round, and the axes that stand beside it. What is not known is NaN, -1, or the largest unsigned number. Each metric of
 `[task] metrics` has three columns, as accuracy does: `NAME`, `client_NAME` and `mean_client_NAME`.
 `fate` counts from 0: {", ".join(FATES).replace("_", " ")}."""
 HEAD = "| column | axes | unit | what it holds |\n|---|---|---|---|"
