@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from hpcfl.base.config import ConfigBase, sections
 from hpcfl.base.errors import UsageError, did_you_mean, toml
 from hpcfl.base.lazy import pandas
+from hpcfl.commands import recorded
 from hpcfl.config import Config
 from hpcfl.config.presets import PICKED, about, overlays, presets, variants
 
@@ -135,9 +136,7 @@ def lines(name: str = "") -> list[str]:
     if not name:
         return _screen()
     if name == "columns":
-        from hpcfl.commands import columns
-
-        return [*columns.lines()][1:]
+        return [*recorded.lines()][1:]
     if name == "keys":
         return [line for part in parts() for line in ([] if part.choice or not part.section else [""]) + part.lines()]
     there = list(parts()) if ":" not in name else []
@@ -184,9 +183,7 @@ def markdown(name: str = "") -> Iterator[str]:
     Or that of all columns, where `name` says so.
     """
     if name == "columns":
-        from hpcfl.commands import columns
-
-        yield from columns.markdown()
+        yield from recorded.markdown()
         return
     yield PAGE
     for (section, chosen), several in itertools.groupby(parts(), lambda part: (part.section, bool(part.choice))):
