@@ -1,6 +1,6 @@
 """What a run's shared layers are worth to newcomers: their accuracy against epochs, beside training alone.
 
-    python analysis/newcomers.py runs/newcomers/*/ -o docs/howto/newcomers.png
+    python analysis/newcomers.py runs/newcomers/*/ -o docs/measured/newcomers.png
 
 Takes finished runs of methods that newcomers can adapt to; those that differ in the seed alone are one group. Newcomers
 are whom `hpcfl adapt` takes by default: who was held out. Each is tested before it learns and after so many epochs in

@@ -106,9 +106,10 @@ def typed(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             stub.chmod(0o755)
     Path(".venv/bin/activate").touch()
     Path("my.toml").write_text("base = 'salf-digits'")
-    for block in blocks(ROOT / "docs" / "howto" / "own-code.md"):
-        if block.file:
-            Path(block.file).write_text(block.text, encoding="utf-8")
+    for page in sorted((ROOT / "docs" / "howto").glob("own-*.md")):
+        for block in blocks(page):
+            if block.file:
+                Path(block.file).write_text(block.text, encoding="utf-8")
     monkeypatch.setattr(plugins, "_folders", [])
     monkeypatch.setattr(sys, "path", [*sys.path])
     return tmp_path
@@ -237,7 +238,7 @@ def test_the_objective_of_a_search_prunes(typed: Path) -> None:
     class TrialPruned(Exception):  # noqa: N818
         pass
 
-    (text,) = (block.text for block in blocks(ROOT / "docs" / "howto" / "own-code.md") if "(trial)" in block.text)
+    (text,) = (block.text for block in blocks(ROOT / "docs" / "howto" / "python.md") if "(trial)" in block.text)
     names: dict[str, Any] = {"hpcfl": hpcfl, "optuna": SimpleNamespace(TrialPruned=TrialPruned)}
     exec(text, names)
     whole, pruned = Trial(1, 99), Trial(2, 2)

@@ -8,12 +8,8 @@ import pytest
 
 import sentences
 
-PLAIN = (
-    *("glossary.md", "round.md", "realtime.md"),
-    *("arrivals.md", "closing.md", "messages.md", "oracle.md", "seconds.md", "server-optimizers.md", "weighting.md"),
-    *("configuring.md", "exit-codes.md", "methods.md", "results.md", "worlds.md"),
-)
-"""Pages that have to stay within the bounds."""
+LEFT = "README.md", "install.md"
+"""Pages that are not yet within the bounds."""
 
 
 def test_code_tables_headings_and_links_are_no_words() -> None:
@@ -37,6 +33,6 @@ def test_long_sentences_banned_phrases_and_unknown_words_are_told(tmp_path: Path
     assert sentences.faults(page) == []
 
 
-@pytest.mark.parametrize("page", [page for page in sentences.pages() if page.name in PLAIN], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [each for each in sentences.pages() if each.name not in LEFT], ids=lambda page: page.name)
 def test_a_page_is_plain(page: Path) -> None:
     assert sentences.faults(page) == []

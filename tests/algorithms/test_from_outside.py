@@ -101,7 +101,7 @@ def test_an_author_meets_few_hooks() -> None:
 
 
 def test_what_the_page_shows_is_the_example() -> None:
-    page = (ROOT / "docs" / "howto" / "own-code.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "howto" / "own-method.md").read_text(encoding="utf-8")
     for name in ("feddyn", "pfedme"):
         source = (ROOT / "hpcfl" / "algorithms" / f"{name}.py").read_text(encoding="utf-8")
         assert f"```python\n{source}```" in page, name

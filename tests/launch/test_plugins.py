@@ -20,12 +20,11 @@ from hpcfl.commands.cli import main
 from hpcfl.commands.show import summary
 from hpcfl.testing.runs import cut_back, same, table, toml
 
-BLOCKS = re.findall(
-    r"```python\n(.*?)```", (ROOT / "docs" / "howto" / "own-code.md").read_text(encoding="utf-8"), re.DOTALL
-)
+SHOWN = {"own-method": "class FedProx", "own-speeds": "class Lognormal", "own-data": "class Blobs", "python": "run("}
 FEDPROX, LOGNORMAL, BLOBS, SCRIPT = (
-    next(block for block in BLOCKS if what in block)
-    for what in ("class FedProx", "class Lognormal", "class Blobs", "hpcfl.run(")
+    next(block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if what in block)
+    for name, what in SHOWN.items()
+    for text in [(ROOT / "docs" / "howto" / f"{name}.md").read_text(encoding="utf-8")]
 )
 
 OWN = {
