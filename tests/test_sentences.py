@@ -33,6 +33,8 @@ def test_long_sentences_banned_phrases_and_unknown_words_are_told(tmp_path: Path
     assert sentences.faults(page) == []
 
 
-@pytest.mark.parametrize("page", [each for each in sentences.pages() if each.name not in LEFT], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [page for page in sentences.pages() if page.name not in LEFT], ids=lambda page: page.name
+)
 def test_a_page_is_plain(page: Path) -> None:
     assert sentences.faults(page) == []
