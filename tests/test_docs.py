@@ -49,7 +49,7 @@ from test_presets import images
 
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
-PROGRAMS = ("hpcfl", "mpirun", "mpiexec", "sbatch", "srun", "make", "python", "pytest")
+PROGRAMS = ("hpcfl", "mpirun", "mpiexec", "sbatch", "srun", "make", "python", "pytest", "pip")
 KEYS = {"with": "overlays", "set": "settings"}
 BATCH = {"run.sbatch": "run", "sweep.sbatch": "sweep"}
 OVER = {"--set": "settings", "--with": "overlays"}
@@ -317,11 +317,27 @@ def test_the_readme_is_short_and_has_two_commands() -> None:
     assert after == ". .venv/bin/activate\n"
 
 
+def test_the_page_on_the_wheel_stands_alone() -> None:
+    """No link or picture that leads into the repository, and nothing to make."""
+    assert '\nreadme = "docs/package.md"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert not re.search(r"\]\(|<\w|\bmake ", (ROOT / "docs" / "package.md").read_text(encoding="utf-8"))
+
+
+def test_all_name_one_version() -> None:
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    version, day = (re.search(rf"^{key}: (.*)$", citation, re.MULTILINE)[1] for key in ("version", "date-released"))
+    wheels = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert {*re.findall(r"hpcfl-([\d.]+)-py3", wheels)} == {version}
+    heads = re.findall(r"^##?#? .*$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert f"## {version} – {day}" in heads
+    allowed = r"# Changelog|## Unreleased|## \d+\.\d+\.\d+ – \d{4}-\d\d-\d\d|### (Added|Changed|Fixed)"
+    assert not [head for head in heads if not re.fullmatch(allowed, head)]
+
+
 def test_licence_and_citation_are_those_of_the_package() -> None:
-    text = (ROOT / "pyproject.toml").read_text()
-    version, licence = (re.search(rf'^{key} = "(.*)"$', text, re.MULTILINE)[1] for key in ("version", "license"))
+    licence = re.search(r'^license = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
     citation = (ROOT / "CITATION.cff").read_text()
-    assert f"\nversion: {version}\nlicense: {licence}\n" in citation
+    assert f"\nlicense: {licence}\n" in citation
     assert citation.count("\n    notes: ") == 4
     assert "Apache License\n                           Version 2.0, January 2004" in (ROOT / "LICENSE").read_text()
 
