@@ -1,5 +1,5 @@
 # make demo | test | test-all | tutorials | test-slurm | test-hosts | test-hosts-all | check | judges | docs | atlas | atlas-quick | table2 | salf-fig5 | bench | bench-wall | bench-gpu | package | test-package | clean
-# Everything is installed below this folder: .venv (packages) and .mpi/<name> (each MPI under a prefix of its own).
+# Everything is installed below this folder: .venv and .venv-judges (packages) and .mpi/<name> (each MPI under a prefix of its own).
 
 PYTHON ?= python3
 TORCH ?= torch>=2.4
@@ -142,4 +142,4 @@ test-package: package
 clean:
 	rm -rf .venv .venv-judges .mpi runs
 
-	rm -rf .venv .mpi .package dist runs
+	rm -rf .venv .venv-judges .mpi .package dist runs
