@@ -107,8 +107,10 @@ def _try_batch(task: Task, visits: Visits, own: Mapping[str, str], within: float
         refuse(f"the loss is {losses.tolist()[0]}, expected a finite one", "task.loss", "data.name", "model.name")
     if not all(each.isfinite().all() for each in found.values()):
         refuse("gradients are not finite", "task.loss", "model.name")
-    if not any(each.any() for each in found.values()):
-        refuse("all gradients are 0: the loss does not depend on the parameters", "task.loss", "model.name")
+    if not any(each.any() for each in found.values()):  # of few samples they may be, as where none has an event
+        whole, _ = task.gradients(params, next(task.batches(visits, 0, steps=1)))
+        if not any(each.any() for each in whole.values()):
+            refuse("all gradients are 0: the loss does not depend on the parameters", "task.loss", "model.name")
     if name := _apart(before, held):
         refuse(in_place(name), "task.loss" if name == "labels" else "model.name")
     again, other = task.gradients(params, batch)

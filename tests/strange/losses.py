@@ -44,4 +44,5 @@ RIGHT = {
     "draws": "draws",
     "draws_python": "draws_python",
     "negative": "fair",
+    "among_others": "among_others",
 }

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcfl.data import dataset
+from hpcfl.engine import trial
 from strange import data, losses, methods, models
 from strange.users import names, refused, right
 
@@ -36,3 +37,8 @@ def test_faulty(
 @pytest.mark.parametrize(("kind", "name", "like"), RIGHT)
 def test_right(kind: str, name: str, like: str, tmp_path: Path) -> None:
     right(kind, name, like, tmp_path)
+
+
+def test_few_samples_may_have_no_gradient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "AT_ONCE", 1)
+    right("losses", "among_others", "among_others", tmp_path)
