@@ -29,7 +29,7 @@ from atlas import commit, processor, versions
 import hpcfl
 
 Parts = dict[str, tuple[torch.Tensor, torch.Tensor]]
-"""Features and labels of ``train_0``, ``test_0``, … and ``test_pooled``."""
+"""Features and labels of ``train_0``, ``test_0``, …, ``test_pooled``."""
 Rows = list[dict[str, Any]]
 LINES, SEEDS, HANDED_ON = Path(__file__).resolve().parents[1] / "jobs" / "flamby", range(42, 47), "handed on"
 
@@ -53,7 +53,7 @@ def fedopt(optimizer: str, local: float, lr: float, *betas: float) -> dict[str, 
 def trained(study: Study, method: str, seed: int, parts: Parts, place: Path) -> tuple[torch.nn.Module, dict[str, Any]]:
     """Return the model with which a run in `place` ends, and its keys; no rounds leave the initial one."""
     place.mkdir(parents=True, exist_ok=True)
-    centres = range(len(parts) // 2)
+    centres = range(sum(name.startswith("test") for name in parts) - 1)
     with h5py.File(place / "data.h5", "w") as file:
         for kind, centre in ((kind, centre) for kind in ("train", "test") for centre in centres):
             for name, values in zip(("features", "labels"), parts[f"{kind}_{centre}"]):
