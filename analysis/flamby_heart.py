@@ -80,6 +80,7 @@ HEART = Study(
         "FedAdagrad": fedopt("adagrad", 0.003162, 0.316228, 0.9),
         "Cyclic": {"algorithm.lr": 0.01},
         HANDED_ON: {"algorithm.lr": 0.01},
+        "c by samples": {"algorithm.name": "flamby_scaffold:BySamples", "algorithm.weights": "samples"},
     },
 )
 

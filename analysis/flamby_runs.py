@@ -3,8 +3,8 @@
 Per data set seven methods and five seeds, tested on each centre and on all together, beside FLamby's published results
 (du Terrail et al., NeurIPS 2022), with its settings and its initial values. FLamby's code of Cyclic hands nothing on:
 what it tests is centre 0's model, trained alone in its turns. So does ``Cyclic`` here; ``handed on`` is cyclic weight
-transfer, beside the same results. A cell is a method and a test; its distance is that of the means over seeds, in
-published standard deviations.
+transfer. ``c by samples`` is SCAFFOLD with FLamby's mean of control variates. A cell is a method and a test; its
+distance is that of the means over seeds, in published standard deviations.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ Parts = dict[str, tuple[torch.Tensor, torch.Tensor]]
 """Features and labels of ``train_0``, ``test_0``, …, ``test_pooled``."""
 Rows = list[dict[str, Any]]
 LINES, SEEDS, HANDED_ON = Path(__file__).resolve().parents[1] / "jobs" / "flamby", range(42, 47), "handed on"
+BESIDE = {HANDED_ON: "Cyclic", "c by samples": "Scaffold"}
+"""What shows where a difference comes from, beside whose published results; the verdict leaves it out."""
 
 
 class Study(NamedTuple):
@@ -86,7 +88,7 @@ def carried_out(study: Study, method: str, seed: int, folder: Path, place: Path)
     with torch.no_grad():
         values = [study.measure(model(x), y).double().mean().item() for x, y in (parts[name] for name in tests)]
     with (folder / f"{study.results}_seed{seed}.csv").open(newline="", encoding="utf-8") as file:
-        name = f"{'Cyclic' if method == HANDED_ON else method}100"
+        name = f"{BESIDE.get(method, method)}100"
         published = [float(row["Metric"]) for row in csv.DictReader(file) if row["Method"] == name]
     line = {"method": method, "seed": seed, "tests": values, "mean": fmean(values[:-1]), "published": published}
     line |= {"config": keys, "versions": versions(), "commit": commit(), "processor": processor()}
@@ -113,9 +115,9 @@ def shown(rows: Rows) -> list[str]:
 
 
 def verdict(rows: Rows) -> dict[str, Any]:
-    """Return the distances, and the share of cells within one standard deviation; ``handed on`` counts for none."""
+    """Return the distances, and the share of cells within one standard deviation; what is beside counts for none."""
     found = {name: [round(cell[3], 3) for cell in each] for name, each in cells(rows).items()}
-    every = [distance for name, each in found.items() if name != HANDED_ON for distance in each]
+    every = [distance for name, each in found.items() if name not in BESIDE for distance in each]
     within, worst = sum(distance <= 1 for distance in every) / len(every), max(every)
     counted = {"cells": len(every), "within_one": round(within, 3), "worst": worst}
     return {**counted, "passed": within >= 0.9 and worst <= 2, "distances": found}
