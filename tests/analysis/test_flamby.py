@@ -106,6 +106,8 @@ def test_the_page_says_what_the_lines_say(name: str) -> None:
     within = sum(distance <= 1 for distance in distances)
     assert f"{within} of {len(distances)} cells lie within one, the worst at {max(distances):.2f}" in page
     said = flamby_runs.verdict(rows)
+    beside = {"brca": "lies up to {:.2f} deviations off", "heart": "is within {:.2f}."}[name]
+    assert beside.format(max(said["distances"]["handed on" if name == "brca" else "c by samples"])) in page
     assert said["passed"] == (within >= 0.9 * len(distances) and max(distances) <= 2)
     assert (said["cells"], said["worst"]) == (len(distances), pytest.approx(max(distances), abs=1e-3))
 
