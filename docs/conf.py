@@ -7,7 +7,7 @@ author = "hpcfl developers"
 release = version = installed("hpcfl")
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "sphinx_copybutton"]
 root_doc = "index"
-exclude_patterns = ["README.md", "**.ipynb_checkpoints"]
+exclude_patterns = ["README.md", "package.md", "**.ipynb_checkpoints"]
 
 # attributes of several classes have one name; and files outside of docs are no pages: tests/test_docs.py looks for them
 suppress_warnings = ["ref.python", "myst.xref_missing"]
