@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import asdict
 from functools import reduce
 from pathlib import Path
 from shutil import get_terminal_size
@@ -199,13 +200,33 @@ def stop(folders: tuple[Path, ...], wait: bool, patience: float) -> None:
     "--launcher", "Print only what starts ranks of the MPI that mpi4py loads: mpiexec, or srun within a job of Slurm."
 )
 @_flag("--network", "Measure, in about 20 seconds, what messages between the server and the other ranks cost.")
-def doctor(json_to: str | None, launcher: bool, network: bool) -> None:
+@_flag("--site", "Print what there is for jobs: scheduler, MPI, GPUs, disks, modules; and what is lacking.")
+@click.option("-o", "script", type=PATH, metavar="FILE", help="With --site: write a job script, by the options below.")
+@click.option("--scheduler", type=click.Choice(("slurm", "pbs", "flux")), help="Whose script (default: the one found).")
+@click.option("--nodes", type=click.IntRange(min=1), help="Nodes of the job (default: 1).")
+@click.option("--ranks-per-node", "ranks", type=click.IntRange(min=1), help="Ranks on each (default: 5, or by GPUs).")
+@click.option("--gpus-per-node", "gpus", type=click.IntRange(min=1), help="GPUs on each (default: none).")
+@click.option("--time", help="Time limit, HH:MM:SS, after which the job goes on anew (default: 01:00:00).")
+@click.option("--stage", type=PATH, metavar="TAR", help="Copy the environment in TAR, and HPCFL_DATA, to nodes' disks.")
+@_flag("--server-apart", "apart", "The server on a node of its own beside --nodes, without a GPU (not under Flux).")
+def doctor(json_to: str | None, launcher: bool, network: bool, site: bool, script: Path | None, **job: Any) -> None:
     """Print what a launch looks like from the inside, and the traps in it; alone, under mpirun and under srun."""
+    from hpcfl.commands import site as sites
     from hpcfl.mpi.launcher import starter, world
 
-    if launcher and network:
-        raise UsageError("hpcfl doctor: --launcher starts no ranks, --network measures between them: expected one")
-    if launcher:
+    if launcher + network + site > 1:
+        raise UsageError("hpcfl doctor: --launcher, --network and --site tell of different things: expected one")
+    if (script or any(job.values())) and not (site and script):
+        raise UsageError(
+            "hpcfl doctor: a job script is written by --site -o FILE: expected both, with options of a job"
+        )
+    if script:
+        _echo([sites.write(script, **job)])
+    elif site:
+        _check_alone("doctor --site", "but looks at what can start one: expected it without mpirun")
+        found = sites.look()
+        _echo(_told(json_to, asdict(found) | {"lacking": [*sites.lacking(found)]}, sites.report(found)))
+    elif launcher:
         _check_alone("doctor --launcher", "but says what to start one with: expected it without mpirun")
         words = starter()
         _echo(_told(json_to, words, [shlex.join(words)]))

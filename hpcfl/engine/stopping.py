@@ -191,11 +191,12 @@ def asked(folder: Path) -> str:
 
 
 def waits(folder: Path) -> bool:
-    """True in a batch job that Slurm has queued again, if somebody has asked its run to stop since it ran last.
+    """True in a batch job that has been queued again, if somebody has asked its run to stop since it ran last.
 
     What a signalled rank has written is not meant: that was over with the job.
     """
-    return os.environ.get("SLURM_RESTART_COUNT", "0") != "0" and asked(folder) == ASKED
+    restarted = any(os.environ.get(name, "0") != "0" for name in ("SLURM_RESTART_COUNT", "HPCFL_RESTARTED"))
+    return restarted and asked(folder) == ASKED
 
 
 def stop(paths: Iterable[Path], patience: float | None = None) -> None:

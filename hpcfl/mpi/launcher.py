@@ -214,7 +214,8 @@ def packed(ranks: int, environ: Environ) -> tuple[list[str], int]:
 def starter(step: bool = False) -> list[str]:
     """Return the words that start ranks of the MPI that mpi4py loads, in a batch job as many as it has tasks.
 
-    With `step` by srun, which knows what other steps of the job take.
+    With `step` by srun, which knows what other steps of the job take; so too in a heterogeneous job of Slurm, since no
+    mpiexec reaches all of its components. In a job of Flux it is flux run.
 
     UsageError where MPI cannot be loaded, or comes without a launcher.
     """
@@ -223,6 +224,10 @@ def starter(step: bool = False) -> list[str]:
     except UsageError as error:
         hint = "MPI4PY_LIBMPI=<prefix>/lib/libmpi.so.40 (Open MPI) or libmpi.so.12 (MPICH) says which one to load"
         raise UsageError(f"{error}; {hint}") from None
+    if "FLUX_URI" in os.environ:  # each rank chooses its GPU itself
+        return ["flux", "run", "-o", "gpu-affinity=off", *(["-o", "pmi=pmix"] if family(text) == "Open MPI" else [])]
+    components = _count(os.environ, "SLURM_HET_SIZE")
+    step = step or components > 1
     mpiexec = "" if step else shutil.which("mpiexec") or ""
     with suppress(OSError):  # no Linux
         for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
@@ -235,7 +240,7 @@ def starter(step: bool = False) -> list[str]:
         with suppress(OSError, subprocess.TimeoutExpired):
             said = subprocess.run(["srun", "--mpi=list"], capture_output=True, text=True, timeout=30, check=False)
             kinds = said.stdout + said.stderr
-    return starting(text, mpiexec, kinds)
+    return [*starting(text, mpiexec, kinds), *([f"--het-group=0-{components - 1}"] if components > 1 else [])]
 
 
 def starting(text: str, mpiexec: str, kinds: str) -> list[str]:
