@@ -43,11 +43,12 @@ each_node() {
 
 # told so many seconds before the time is up: time for a round and a checkpoint
 warn() {
-    while kill -0 $$ && sleep 2; do
-        [ $SECONDS -lt $(($1 - 120)) ] || { kill -USR1 $$; return; }
-    done
+    trap 'kill $!; wait; exit' TERM
+    sleep $(($1 > 120 ? $1 - 120 : 0)) &
+    wait $! && kill -USR1 $$
 }
 warn "$(flux job timeleft)" &>/dev/null &
+clock=$!
 
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 size=$(flux getattr size)
@@ -59,18 +60,20 @@ stage='set -e; mkdir -p "${1%/*}"; new=$(mktemp -d "$1.XXXXXX"); mkdir "$new/env
 [ -z "$3" ] || cp -rL "$3" "$new/data"
 mv -T "$new" "$1" 2>/dev/null || rm -rf "$new"; [ -x "$1/env/bin/python" ]' # what is there is whole
 hpcfl=("$HPCFL") here=$SCRATCH/hpcfl-$job
-leave() { # clears the nodes' disks
+leave() { # and clear the nodes' disks
     [ -z "$STAGE" ] || each_node rm -rf "$here" || true
-    STAGE=''
+    [ -z "$clock" ] || { kill "$clock" && wait "$clock"; } 2>/dev/null || true
+    STAGE='' clock=''
 }
 trap leave EXIT
 if [ "$STAGE" ]; then
-    if ! each_node bash -c "$stage" stage "$here" "$STAGE" "${HPCFL_DATA:-}"; then
+    data=${HPCFL_DATA:+$(realpath "$HPCFL_DATA")}
+    if ! each_node bash -c "$stage" stage "$here" "$(realpath "$STAGE")" "$data"; then
         echo "hpcfl job: $STAGE was not unpacked in $here: expected a tar with bin/python, and room" >&2
         exit 2
     fi
     hpcfl=("$here/env/bin/python" -m hpcfl)
-    [ -z "${HPCFL_DATA:-}" ] || export HPCFL_DATA=$here/data
+    [ -z "$data" ] || export HPCFL_DATA=$here/data
 fi
 
 for word; do

@@ -7,6 +7,8 @@ from pydantic import Field
 
 from hpcfl import FedAvg
 
+JOBS = {"SLURM_JOB_ID", "PBS_JOBID", "FLUX_URI"}
+
 
 class Paced(FedAvg):
     """FedAvg that pauses."""
@@ -14,9 +16,10 @@ class Paced(FedAvg):
     pause: float = Field(0.0, ge=0)
     """Seconds that the server's step takes longer."""
     restarts: int = Field(1, ge=0)
-    """So often Slurm has restarted a job that pauses no more."""
+    """So often a job that pauses no more has been restarted."""
 
     def server(self, task, shared, sums):
-        if "SLURM_JOB_ID" in os.environ and int(os.environ.get("SLURM_RESTART_COUNT", "0")) < self.restarts:
+        restarts = os.environ.get("SLURM_RESTART_COUNT", os.environ.get("HPCFL_RESTARTED", "0"))
+        if JOBS & os.environ.keys() and int(restarts) < self.restarts:
             time.sleep(self.pause)
         return super().server(task, shared, sums)

@@ -10,6 +10,9 @@ import json
 import os
 import re
 import sys
+import sysconfig
+import tarfile
+import venv
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,6 +114,14 @@ class Site:
         }
         return self.slurm.submit(*words, env={**own, **env}, cwd=self.here)
 
+    def run_written(self, name: str, mpi: str, words: str, **env: str) -> Job:
+        """Hand in a run by a script that `hpcfl doctor --site` writes, with these options."""
+        script, folder = self.here / f"{name}-{mpi}.sbatch", self.here / f"{name}-{mpi}"
+        assert main(["doctor", "--site", "--scheduler=slurm", "-o", str(script), *words.split()]) == 0
+        what = [str(script), "wait-digits", *options(settings(pause=0.6))]
+        number = self.submit(mpi, ["--exclude=n1", *what], OUT=str(folder), **env)
+        return Job(self.slurm, number, self.here / f"hpcfl-{number}.log", folder)
+
     def run(self, name: str, mpi: str, words: str = "", keys: Mapping[str, Any] | None = None, **env: str) -> Job:
         """Hand in a run: unless `words` for sbatch say otherwise a server and a client rank, each on a node."""
         folder = self.here / f"{name}-{mpi}"
@@ -164,6 +175,53 @@ def test_srun_starts_ranks_where_it_is_asked_to(mpi: str, site: Site, state: str
     facts = job.ended("COMPLETED", restarts=0)
     assert (facts["NumCPUs"], facts["TresPerTask"]) == ("4", "gres:gpu:1")
     assert digest(job.folder) == state
+
+
+def interrupted(job: Job, state: str) -> None:
+    """Let a job save, leave and queue itself again; see that it ends as one that was left alone."""
+    job.until_round(3)
+    job.slurm.ask("scancel", "--batch", "--signal=USR1", job.number)
+    job.ended("COMPLETED", restarts=1)
+    assert digest(job.folder) == state
+
+
+def environment(folder: Path) -> Path:
+    """Return the tar of an environment whose Python says where it and its data are; its packages are this one's."""
+    bare = venv.EnvBuilder(symlinks=True).ensure_directories(folder / "venv")
+    venv.EnvBuilder(symlinks=True).create(folder / "venv")
+    (site_packages,) = Path(bare.env_dir).glob("lib/python*/site-packages")
+    (site_packages / "here.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    note = """if True:
+        import os, sys
+        line = f"{sys.prefix} {os.environ['HPCFL_DATA']} {os.listdir(os.environ['HPCFL_DATA'])}\\n"
+        os.write(1, line.encode())
+    """
+    (site_packages / "sitecustomize.py").write_text(note)
+    with tarfile.open(folder / "env.tar", "w") as tar:
+        tar.add(bare.env_dir, ".")
+    return folder / "env.tar"
+
+
+@pytest.mark.parametrize("mpi", mpis())
+def test_environment_and_data_are_staged_to_the_nodes(mpi: str, site: Site, state: str, tmp_path: Path) -> None:
+    (tmp_path / "data" / "mine").mkdir(parents=True)
+    (tmp_path / "disk").mkdir()
+    how = f"--nodes=2 --ranks-per-node=2 --stage={environment(tmp_path)}"
+    job = site.run_written("staged", mpi, how, HPCFL_DATA=str(tmp_path / "data"), SCRATCH=str(tmp_path / "disk"))
+    interrupted(job, state)
+    here = tmp_path / "disk" / f"hpcfl-{job.number}"
+    assert job.said.count(f"{here}/env {here}/data ['mine']\n") == 8  # of four ranks, twice
+    assert not [*(tmp_path / "disk").iterdir()]
+
+
+@pytest.mark.parametrize("mpi", mpis())
+def test_a_server_on_a_node_without_gpus(mpi: str, site: Site, state: str) -> None:
+    how = "--nodes=2 --ranks-per-node=2 --gpus-per-node=2 --server-apart"
+    job = site.run_written("apart", mpi, how, MPIR_CVAR_CH4_NETMOD="ofi")
+    interrupted(job, state)
+    assert "--het-group=0-1\n" in job.said
+    assert len(json.loads(store.run_attributes(job.folder)["hosts"])) == 5
+    assert [site.slurm.facts(f"{job.number}+{part}").get("TresPerNode") for part in (0, 1)] == [None, "gres:gpu:2"]
 
 
 def test_sweeps_packed_into_a_job(site: Site) -> None:
