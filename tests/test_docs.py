@@ -182,8 +182,8 @@ def judge(words: Words, targets: set[str], listed: set[Path]) -> None:
         assert {word for word in words[1:] if "=" not in word} <= targets
     elif words[0] == "sbatch":
         place = next(place for place, word in enumerate(words) if word.endswith(".sbatch"))
-        assert (ROOT / words[place]).exists()
-        command = BATCH[Path(words[place]).name]
+        assert (ROOT / words[place]).exists() or Path(words[place]).exists()  # or written by the line before
+        command = BATCH.get(Path(words[place]).name, "run")
         parsed([command, *words[place + 1 :]])
         carry_out([command, *words[place + 1 :]], listed)
     elif words[0] == "python" and words[1] != "-m":

@@ -540,3 +540,13 @@ def test_what_happened_in_a_round_that_came_to_no_end_is_on_record() -> None:
     with pytest.raises(Stopped):
         loop.run(job, Waiting(), recorder, SimpleNamespace(round=5), SimpleNamespace(), saver)  # type: ignore[arg-type]
     assert logged == [(5, went), "saved"]
+
+
+@pytest.mark.parametrize("restarts", ["SLURM_RESTART_COUNT", "HPCFL_RESTARTED"])
+def test_a_job_that_waited_to_start_again_was_asked(
+    restarts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopping.request(tmp_path)
+    assert not stopping.waits(tmp_path)  # the first start of a job goes on with what another one left
+    monkeypatch.setenv(restarts, "1")
+    assert stopping.waits(tmp_path)

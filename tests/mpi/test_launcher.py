@@ -287,6 +287,25 @@ def test_what_starts_ranks(text: str, mpiexec: str, kinds: str, expected: str) -
 
 
 @pytest.mark.parametrize(
+    ("text", "environ", "expected"),
+    [
+        (MPICH, {"SLURM_HET_SIZE": "3"}, "srun --mpi=pmi2 --kill-on-bad-exit=1 --het-group=0-2"),
+        (OPENMPI, {"SLURM_HET_SIZE": "2"}, "srun --mpi=pmix --kill-on-bad-exit=1 --het-group=0-1"),
+        (MPICH, {"FLUX_URI": "local:///run"}, "flux run -o gpu-affinity=off"),
+        (OPENMPI, {"FLUX_URI": "local:///run"}, "flux run -o gpu-affinity=off -o pmi=pmix"),
+    ],
+)
+def test_what_starts_ranks_where_no_mpiexec_does(
+    text: str, environ: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worlds, "_loaded", lambda because: SimpleNamespace(Get_library_version=lambda: text))
+    monkeypatch.setattr(worlds.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=KINDS, stderr=""))
+    for key, value in {"SLURM_JOB_ID": "7", **environ}.items():
+        monkeypatch.setenv(key, value)
+    assert worlds.starter() == expected.split()
+
+
+@pytest.mark.parametrize(
     ("environ", "ranks", "room"),
     [
         ({"SLURM_NTASKS": "12"}, 5, 2),

@@ -29,7 +29,7 @@ ranks=8 # on each node
 config=${1:?expected: flux batch run.flux CONFIG [options of hpcfl run]}
 shift
 : "${HPCFL:=hpcfl}" "${STAGE:=/home/me/env.tar}" "${SCRATCH:=${TMPDIR:-/tmp}}"
-job=$(flux getattr jobid) nodes=$(flux getattr hostlist) restarted=${HPCFL_RESTARTED:-}
+job=$(flux job id --to=dec "$(flux getattr jobid)") nodes=$(flux getattr hostlist) restarted=${HPCFL_RESTARTED:-}
 : "${OUT:=runs/$(basename "$config" .toml)-$job}"
 export OUT # also of the job that goes on
 whole=("$0" "$config" "$@")
