@@ -56,9 +56,9 @@ LAUNCH=${LAUNCH:-$("$HPCFL" doctor --launcher) --nodes=$size --ntasks=$((size * 
 eval "launch=($LAUNCH)"
 
 # --- from here on scripts for other schedulers are the same
-stage='set -e; mkdir -p "${1%/*}"; new=$(mktemp -d "$1.XXXXXX"); mkdir "$new/env"; tar -xf "$2" -C "$new/env"
-[ -z "$3" ] || cp -rL "$3" "$new/data"
-mv -T "$new" "$1" 2>/dev/null || rm -rf "$new"; [ -x "$1/env/bin/python" ]' # what is there is whole
+stage='set -e; mkdir -p "${1%/*}"; new=$(mktemp -d "$1.XXXXXX"); trap "rm -rf $new" EXIT
+mkdir "$new/env"; tar -xf "$2" -C "$new/env"; [ -z "$3" ] || cp -rL "$3" "$new/data"
+mv -T "$new" "$1" 2>/dev/null || true; [ -x "$1/env/bin/python" ]' # what is there is whole
 hpcfl=("$HPCFL") here=$SCRATCH/hpcfl-$job
 leave() { # and clear the nodes' disks
     [ -z "$STAGE" ] || each_node rm -rf "$here" || true

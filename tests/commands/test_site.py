@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from helpers.environments import environment
 from helpers.launcher import LIBRARIES, PREFIXES, ROOT, alone, mpis
 from hpcfl.base.errors import UsageError
 from hpcfl.commands import site as sites
@@ -266,7 +267,9 @@ def test_a_job_saves_before_its_time_is_up_and_hands_itself_in(scheduler: str, m
         (programs / name).chmod(0o755)
     Path("nodes").write_text("localhost\n" * 2)
     script = tmp_path / SCHEDULERS[scheduler].script
-    written(scheduler, "--ranks-per-node=2")
+    (tmp_path / "data" / "mine").mkdir(parents=True)
+    (tmp_path / "disk").mkdir()
+    written(scheduler, "--ranks-per-node=2", f"--stage={environment(tmp_path)}")
     keys = {"rounds": 40, "evaluate.every": 40, "algorithm.name": "paced:Paced", "algorithm.pause": 0.5}
     options = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
     env = {
@@ -278,6 +281,8 @@ def test_a_job_saves_before_its_time_is_up_and_hands_itself_in(scheduler: str, m
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OUT": "run",
+        "HPCFL_DATA": "data",
+        "SCRATCH": str(tmp_path / "disk"),
         "LEFT": "128",  # seconds
     }
     own: dict[str, Any] = {
@@ -291,6 +296,9 @@ def test_a_job_saves_before_its_time_is_up_and_hands_itself_in(scheduler: str, m
     env |= own[scheduler]
     first = alone(words, env=env)
     assert first.code == 85, first.err
+    here = {"pbs": f"{tmp_path}/disk/hpcfl-7.here", "flux": f"{tmp_path}/disk/hpcfl-128"}[scheduler]
+    assert first.out.count(f"{here}/env {here}/data ['mine']\n") == 2  # of two ranks
+    assert not [*(tmp_path / "disk").iterdir()]
     again = {"pbs": f"qsub {script}", "flux": f"flux --parent batch {' '.join(words[1:])}"}[scheduler]
     assert Path("handed-in").read_text() == f"HPCFL_RESTARTED=1 {again}\n"
     second = alone(words, env=env | {"HPCFL_RESTARTED": "1", "LEFT": "9999"})

@@ -10,9 +10,6 @@ import json
 import os
 import re
 import sys
-import sysconfig
-import tarfile
-import venv
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +18,7 @@ from typing import Any
 import pytest
 
 import hpcfl
+from helpers.environments import environment
 from helpers.launcher import LIBRARIES, PREFIXES, ROOT, mpis
 from hpcfl import store
 from hpcfl.commands.cli import main
@@ -183,23 +181,6 @@ def interrupted(job: Job, state: str) -> None:
     job.slurm.ask("scancel", "--batch", "--signal=USR1", job.number)
     job.ended("COMPLETED", restarts=1)
     assert digest(job.folder) == state
-
-
-def environment(folder: Path) -> Path:
-    """Return the tar of an environment whose Python says where it and its data are; its packages are this one's."""
-    bare = venv.EnvBuilder(symlinks=True).ensure_directories(folder / "venv")
-    venv.EnvBuilder(symlinks=True).create(folder / "venv")
-    (site_packages,) = Path(bare.env_dir).glob("lib/python*/site-packages")
-    (site_packages / "here.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
-    note = """if True:
-        import os, sys
-        line = f"{sys.prefix} {os.environ['HPCFL_DATA']} {os.listdir(os.environ['HPCFL_DATA'])}\\n"
-        os.write(1, line.encode())
-    """
-    (site_packages / "sitecustomize.py").write_text(note)
-    with tarfile.open(folder / "env.tar", "w") as tar:
-        tar.add(bare.env_dir, ".")
-    return folder / "env.tar"
 
 
 @pytest.mark.parametrize("mpi", mpis())
