@@ -243,13 +243,13 @@ def test_what_cannot_be_is_refused_in_a_line(
 
 STANDS_IN = {
     "qstat": 'echo "    Resource_List.walltime = 00:00:$LEFT"',
-    "qsub": 'echo "HPCFL_RESTARTED=$HPCFL_RESTARTED qsub $*" >>handed-in',
+    "qsub": 'echo "$HPCFL_RESTARTED $HPCFL_DATA qsub $*" >>handed-in',
     "pbsdsh": 'shift 3; exec "$@"',
     "flux": """case $1 in
         exec) shift; exec "$@" ;;
         getattr) echo 1 ;;
         job) echo "$LEFT" ;;
-        --parent) echo "HPCFL_RESTARTED=$HPCFL_RESTARTED flux $*" >>handed-in ;;
+        --parent) echo "$HPCFL_RESTARTED $HPCFL_DATA flux $*" >>handed-in ;;
         run) while [[ $1 != --ntasks* ]]; do shift; done; n=${1#*=}; shift; exec "$MPIEXEC" -n "$n" "$@" ;;
     esac""",
 }
@@ -300,7 +300,7 @@ def test_a_job_saves_before_its_time_is_up_and_hands_itself_in(scheduler: str, m
     assert first.out.count(f"{here}/env {here}/data ['mine']\n") == 2  # of two ranks
     assert not [*(tmp_path / "disk").iterdir()]
     again = {"pbs": f"qsub {script}", "flux": f"flux --parent batch {' '.join(words[1:])}"}[scheduler]
-    assert Path("handed-in").read_text() == f"HPCFL_RESTARTED=1 {again}\n"
+    assert Path("handed-in").read_text() == f"1 data {again}\n"
     second = alone(words, env=env | {"HPCFL_RESTARTED": "1", "LEFT": "9999"})
     assert second.code == 0, second.err
     assert (summary(Path("run"))["status"], summary(Path("run"))["rounds"]) == ("done", 40)

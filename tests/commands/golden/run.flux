@@ -21,7 +21,7 @@
 #flux: --cores-per-slot=8
 #flux: --time-limit=750m
 #flux: --output=hpcfl-{{id}}.log
-# a slot is a node's share; on GPUs (one # less) the ranks of a node share them out, one each; the server needs none
+# a slot is a node's share; on GPUs (without the second #) the ranks of a node share them out, one each
 #flux: --gpus-per-slot=8
 set -euo pipefail
 ranks=8 # on each node
@@ -56,24 +56,24 @@ LAUNCH=${LAUNCH:-$("$HPCFL" doctor --launcher) --nodes=$size --ntasks=$((size * 
 eval "launch=($LAUNCH)"
 
 # --- from here on scripts for other schedulers are the same
-stage='set -e; mkdir -p "${1%/*}"; new=$(mktemp -d "$1.XXXXXX"); trap "rm -rf $new" EXIT
+stage='set -e; mkdir -p "${1%/*}"; new=$(mktemp -d "$1.XXXXXX"); trap "rm -rf \"\$new\"" EXIT
 mkdir "$new/env"; tar -xf "$2" -C "$new/env"; [ -z "$3" ] || cp -rL "$3" "$new/data"
 mv -T "$new" "$1" 2>/dev/null || true; [ -x "$1/env/bin/python" ]' # what is there is whole
-hpcfl=("$HPCFL") here=$SCRATCH/hpcfl-$job
+hpcfl=("$HPCFL") data=${HPCFL_DATA:+$(realpath "$HPCFL_DATA")} here=$SCRATCH/hpcfl-$job staged=''
 leave() { # and clear the nodes' disks
-    [ -z "$STAGE" ] || each_node rm -rf "$here" || true
+    [ -z "$staged" ] || each_node rm -rf "$here" || true
     [ -z "$clock" ] || { kill "$clock" && wait "$clock"; } 2>/dev/null || true
-    STAGE='' clock=''
+    staged='' clock=''
 }
 trap leave EXIT
 if [ "$STAGE" ]; then
-    data=${HPCFL_DATA:+$(realpath "$HPCFL_DATA")}
+    staged=yes
     if ! each_node bash -c "$stage" stage "$here" "$(realpath "$STAGE")" "$data"; then
         echo "hpcfl job: $STAGE was not unpacked in $here: expected a tar with bin/python, and room" >&2
         exit 2
     fi
     hpcfl=("$here/env/bin/python" -m hpcfl)
-    [ -z "$data" ] || export HPCFL_DATA=$here/data
+    data=${data:+$here/data}
 fi
 
 for word; do
@@ -95,7 +95,7 @@ echo "hpcfl job: $OUT on $nodes, started by $LAUNCH"
 before=$(saved)
 # mpiexec over ssh takes no environment along; a restarted job knows that its earlier self is gone, even if that self
 # could not say so (a lost node)
-"${launch[@]}" env "OMP_NUM_THREADS=$OMP_NUM_THREADS" ${HPCFL_DATA:+"HPCFL_DATA=$HPCFL_DATA"} \
+"${launch[@]}" env "OMP_NUM_THREADS=$OMP_NUM_THREADS" ${data:+"HPCFL_DATA=$data"} \
     ${MPI4PY_LIBMPI:+"MPI4PY_LIBMPI=$MPI4PY_LIBMPI"} ${PYTHONPATH:+"PYTHONPATH=$PYTHONPATH"} \
     "${hpcfl[@]}" run "$config" --out "$OUT" --resume ${restarted:+--force} "$@" &
 launcher=$!
