@@ -52,6 +52,7 @@ check: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python tests/lines.py
+	$(BIN)/python tests/sentences.py
 
 # the site, in runs/site: warnings are errors
 docs: .venv/ready
