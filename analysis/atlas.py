@@ -174,6 +174,8 @@ def carried_out(cell: Cell, lr: float, seed: int) -> dict[str, Any]:
 
 def figures(data: xarray.Dataset, slow: Ints, until: float) -> dict[str, Any]:
     """Return what a line says of a run, of what came before `until`."""
+    from hpcfl.results.run_table import tenth
+
     ended = data["sim_seconds"].values
     data = data.isel(round=ended <= until)
     shared = data["accuracy"].notnull().any()  # else clients have models of their own
@@ -193,7 +195,7 @@ def figures(data: xarray.Dataset, slow: Ints, until: float) -> dict[str, Any]:
     last = data["client_accuracy"].values[known][-1]
     visits, useful, staleness = counted(data)
     never = visits == 0
-    groups = {"clients": slice(None), "slow": slow, "decile": np.argsort(last)[: -(-len(last) // 10)], "never": never}
+    groups = {"clients": slice(None), "slow": slow, "decile": np.argsort(last)[: tenth(len(last))], "never": never}
     for name, whose in groups.items():
         found[name] = round(float(last[whose].mean()), 4) if len(last[whose]) else None
     found["never_came"] = int(never.sum())
@@ -317,6 +319,10 @@ def lines(study: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+def cell_of(line: Mapping[str, Any]) -> Cell:
+    return Cell(*(line[name] for name in NAMES))
+
+
 def chosen(pair: Sequence[Cell], known: Mapping[Run, dict[str, Any]]) -> float | None:
     """Return the step size with the largest mean accuracy over time on the tuning seeds; None: no run has any."""
     found = {
@@ -347,7 +353,7 @@ def still(pair: Sequence[Cell], known: Mapping[Run, dict[str, Any]]) -> Iterator
 def run(study: str, part: tuple[int, int], minutes: float, only: list[str]) -> dict[str, Any]:
     """Carry out what is not there yet of a shard, for so many minutes."""
     began, runs, spent = time.monotonic(), 0, 0.0
-    known = {(Cell(*(each[name] for name in NAMES)).key, each["lr"], each["seed"]): each for each in lines(study)}
+    known = {(cell_of(each).key, each["lr"], each["seed"]): each for each in lines(study)}
     number, count = part
     mine = [pair for pair in pairs(study)[number::count] if not only or {cell.key for cell in pair} & {*only}]
     for pair in mine:
@@ -387,7 +393,7 @@ def again(study: str, minutes: float, draw: str) -> dict[str, Any]:
     for line in known:
         if line["status"] == "UsageError" or spent + line["seconds"] > 60 * minutes:
             continue
-        new = carried_out(Cell(*(line[name] for name in NAMES)), line["lr"], line["seed"])
+        new = carried_out(cell_of(line), line["lr"], line["seed"])
         same = (line.get("processor"), line.get("versions")) == (new["processor"], new["versions"])
         spent, runs, exact = spent + line["seconds"], runs + 1, exact + same
         differ += [

@@ -59,7 +59,7 @@ class Found:
 def found(study: str) -> dict[str, Found]:
     """Return each cell's lines, by its key."""
     seeds, cells = atlas.grid()[study]["seeds"], dict[str, Found]()
-    known = {(key(line), line["lr"], line["seed"]): line for line in atlas.lines(study)}
+    known = {(atlas.cell_of(line).key, line["lr"], line["seed"]): line for line in atlas.lines(study)}
     for pair in atlas.pairs(study):
         sizes = atlas.method_of(pair[0])["lr"]
         tried = [line for (name, _, seed), line in known.items() if seed not in seeds and name in {c.key for c in pair}]
@@ -72,10 +72,6 @@ def found(study: str) -> dict[str, Found]:
             if lines or why:
                 cells[cell.key] = Found(cell, lr, lines, why)
     return cells
-
-
-def key(line: dict[str, Any]) -> str:
-    return Cell(*(line[name] for name in atlas.NAMES)).key
 
 
 def rows(cells: Sequence[Found]) -> list[list[str]]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-import itertools
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple, get_args
 
 from pydantic.fields import FieldInfo
@@ -186,7 +185,7 @@ def markdown(name: str = "") -> Iterator[str]:
         yield from recorded.markdown()
         return
     yield PAGE
-    for (section, chosen), several in itertools.groupby(parts(), lambda part: (part.section, bool(part.choice))):
+    for (section, chosen), several in groupby(parts(), lambda part: (part.section, bool(part.choice))):
         some = list(several)
         shared = _shared(some) if chosen else {}
         if shared:
