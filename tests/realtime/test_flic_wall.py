@@ -63,4 +63,6 @@ def test_a_replay_ends_in_the_same_state(world: Any, shared_dir: Path, width: in
         agree(run, again, exact=True)
         widths = {state["embed1.weight"].shape for state in store.load_personal(store.latest(run), range(7)).values()}
         assert len(widths) > 2
-        assert np.isfinite(data["client_accuracy"].values).any()  # of those that are free when they are tested
+        tested = data["client_accuracy"].values
+        tested = tested[np.isfinite(tested)]  # of those alone who are free at the end: there may be none
+        assert ((tested >= 0) & (tested <= 1)).all()
