@@ -1,15 +1,18 @@
 """How long the sentences of the documentation are, and whether its words are explained: a part of `make check`.
 
-    python tests/sentences.py [PAGE ...]
+    python tests/sentences.py [--draw [SEED]] [PAGE ...]
 
-Counts words in sentences of running text and lists: no code, tables, headings or formulas. Exit code 1 where a page has
-a mean above `MEAN`, where nine of ten sentences are not within `MOST` words, where a phrase is banned, or where a word
-of ours is used that docs/reference/glossary.md does not explain.
+With --draw, prints 20 sentences that are drawn by a seed, for a reader to say in words of their own. Else counts words
+in sentences of running text and lists: no code, tables, headings or formulas. Exit code 1 where a page has a mean above
+`MEAN`, where nine of ten sentences are not within `MOST` words, where a phrase is banned, or where a word of ours is
+used that docs/reference/glossary.md does not explain.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import random
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,6 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 MEAN, MOST = 18.0, 30
+CODE = r"``?[^`]+``?"
 BANNED = (
     "as it were", "in order to", "it should be noted", "note that", "of course", "obviously", "simply", "basically",
     "please", "leverage", "utilize", "seamless", "powerful", "cutting-edge", "state-of-the-art", "blazing",
@@ -62,18 +66,20 @@ def prose(markdown: str) -> Iterator[str]:
 
 
 def sentences(markdown: str) -> list[str]:
-    """Return the sentences of a page; code within one is a word."""
-    found = []
+    """Return the sentences of a page."""
+    found, codes = [], re.findall(CODE, "\n\n".join(prose(markdown)))
+    told = iter(codes)
     for paragraph in prose(markdown):
-        whole = re.sub(r"``?[^`]+``?", "code", paragraph)
+        whole = re.sub(CODE, "`code`", paragraph)
         whole = re.sub(r"\b(e\.g|i\.e|et al|eq|cf|vs|Fig|No)\.", r"\1", whole)
-        found += [each for each in re.split(r"(?<=[.!?:])[\"”)*_]*\s+(?=[A-Z0-9*\"“(`c])", whole) if each.strip()]
-    return found
+        found += [each for each in re.split(r"(?<=[.!?:])[\"”)*_]*\s+(?=[A-Z0-9*\"“(`])", whole) if each.strip()]
+    return [re.sub("`code`", lambda _: next(told), each) for each in found]
 
 
 def lengths(markdown: str) -> list[int]:
-    """Return how many words each sentence has, ascending; what is shorter than three is none."""
-    counts = sorted(len(re.findall(r"[^\W_][\w'’.-]*", each)) for each in sentences(markdown))
+    """Return how many words each sentence has, ascending; code is one word, what is shorter than three is none."""
+    bare = [re.sub(CODE, "code", each) for each in sentences(markdown)]
+    counts = sorted(len(re.findall(r"[^\W_][\w'’.-]*", each)) for each in bare)
     return [count for count in counts if count > 2]
 
 
@@ -100,8 +106,19 @@ def faults(page: Path) -> list[str]:
 
 
 def main(names: Sequence[str]) -> int:
-    """Print what is wrong, and how many words and sentences there are."""
-    read = [Path(name).resolve() for name in names] or pages()
+    """Print what is wrong, and how many words and sentences there are, or some sentences."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument(
+        "--draw", metavar="SEED", type=int, nargs="?", const=26, help="print 20 sentences that are drawn by a seed"
+    )
+    parser.add_argument("pages", nargs="*", help="pages; else all that are for users")
+    asked = parser.parse_args(names)
+    read = [Path(name).resolve() for name in asked.pages] or pages()
+    if asked.draw is not None:
+        every = [(page, each) for page in read for each in sentences(text(page)) if len(each.split()) > 4]
+        for number, (page, each) in enumerate(random.Random(asked.draw).sample(every, 20), 1):
+            print(f"{number}. {each} ({page.relative_to(ROOT)})")
+        return 0
     wrong, counts, words = 0, list[int](), 0
     for page in read:
         for fault in faults(page):

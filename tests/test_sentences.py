@@ -11,7 +11,7 @@ import sentences
 
 def test_code_tables_headings_and_links_are_no_words() -> None:
     markdown = "# A title\n\nOne two `a b c` four. Five [six](far/away.md)\nseven!\n\n| a | b |\n\n```sh\nnot me\n```\n"
-    assert sentences.sentences(markdown) == ["One two code four.", "Five six seven!"]
+    assert sentences.sentences(markdown) == ["One two `a b c` four.", "Five six seven!"]
     assert sentences.lengths(markdown) == [3, 4]
 
 
