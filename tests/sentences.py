@@ -117,7 +117,7 @@ def main(names: Sequence[str]) -> int:
     if asked.draw is not None:
         every = [(page, each) for page in read for each in sentences(text(page)) if len(each.split()) > 4]
         for number, (page, each) in enumerate(random.Random(asked.draw).sample(every, 20), 1):
-            print(f"{number}. {each} ({page.relative_to(ROOT)})")
+            print(f"{number}. [{text(page).partition(chr(10))[0].lstrip('# ')}] {each}")
         return 0
     wrong, counts, words = 0, list[int](), 0
     for page in read:
