@@ -17,8 +17,6 @@ import argparse
 import csv
 import hashlib
 import json
-import platform
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,6 +28,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import study_lines
+from study_lines import ROOT, Line
 
 if TYPE_CHECKING:
     import xarray
@@ -44,7 +44,7 @@ Settings = dict[str, Any]
 Run = tuple[str, float, int]
 """A cell's key, a step size and a seed."""
 
-FOLDER = Path(__file__).resolve().parents[1] / "jobs" / "atlas"
+FOLDER = ROOT / "jobs" / "atlas"
 STUDIES = "digits", "mnist", "deep", "combined", "combined-mnist"
 LABELS = "anyone", "own"
 """Who holds a third of the labels: anyone, or the third of the clients that is slowest."""
@@ -97,6 +97,8 @@ def method_of(cell: Cell) -> dict[str, Any]:
 
 def settings(cell: Cell, lr: float, seed: int, place: Path) -> Settings:
     """Return the tables of a run's config; files that it needs are written to `place`."""
+    from hpcfl.config.presets import merged
+
     study, world, method = grid()[cell.study], grid()["worlds"][cell.world], method_of(cell)
     given = merged(merged(study["set"], merged(overlay(cell.world), world.get("set", {}))), method["set"])
     if "name" in method["set"].get("algorithm", {}):
@@ -130,15 +132,6 @@ def slow_last(cell: Cell, speed: Settings, seed: int, steps: int, place: Path) -
     return {"availability": {"model": "table", "file": table(place / "there.csv", "client,start,end", rows)}}
 
 
-def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> Settings:
-    """Return nested tables, those of the second on top."""
-    both = {**one, **other}
-    for key in one.keys() & other.keys():
-        if isinstance(one[key], dict) and isinstance(other[key], dict):
-            both[key] = merged(one[key], other[key])
-    return both
-
-
 @cache
 def overlay(world: str) -> dict[str, Any]:
     """Return the tables of a world."""
@@ -168,8 +161,8 @@ def carried_out(cell: Cell, lr: float, seed: int) -> dict[str, Any]:
             data = hpcfl.open_run(out)
             told = data.attrs["config"].replace(folder, "")
             line = {"status": data.attrs["status"], **line, **figures(data, slow(cell, seed), cell.until)}
-            line |= {"config": hashlib.sha256(told.encode()).hexdigest()[:12], "versions": versions()}
-    return line | {"seconds": round(time.process_time() - began, 2), "commit": commit(), "processor": processor()}
+            line |= {"config": hashlib.sha256(told.encode()).hexdigest()[:12]}
+    return line | {"seconds": round(time.process_time() - began, 2), **study_lines.origin()}
 
 
 def figures(data: xarray.Dataset, slow: Ints, until: float) -> dict[str, Any]:
@@ -290,33 +283,9 @@ def table(file: Path, columns: str, rows: Iterable[tuple[Any, ...]]) -> str:
 # lines
 
 
-def commit() -> str:
-    """Return the commit, with a + where the working tree has changed since."""
-    git = ["git", "-C", str(FOLDER), "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
-    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-
-
-@cache
-def versions() -> str:
-    """Return the versions of what computes."""
-    import torch
-
-    return f"python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}"
-
-
-@cache
-def processor() -> str:
-    """Return the name of the processor."""
-    known = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").is_file() else ""
-    names = [row.partition(":")[2].strip() for row in known.splitlines() if row.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def lines(study: str) -> list[dict[str, Any]]:
+def known_of(study: str) -> list[Line]:
     """Return what is there of a study."""
-    file = FOLDER / f"{study}.jsonl"
-    text = file.read_text(encoding="utf-8") if file.is_file() else ""
-    return [json.loads(line) for line in text.splitlines()]
+    return study_lines.read(FOLDER / f"{study}.jsonl")
 
 
 def cell_of(line: Mapping[str, Any]) -> Cell:
@@ -353,7 +322,7 @@ def still(pair: Sequence[Cell], known: Mapping[Run, dict[str, Any]]) -> Iterator
 def run(study: str, part: tuple[int, int], minutes: float, only: list[str]) -> dict[str, Any]:
     """Carry out what is not there yet of a shard, for so many minutes."""
     began, runs, spent = time.monotonic(), 0, 0.0
-    known = {(cell_of(each).key, each["lr"], each["seed"]): each for each in lines(study)}
+    known = {(cell_of(each).key, each["lr"], each["seed"]): each for each in known_of(study)}
     number, count = part
     mine = [pair for pair in pairs(study)[number::count] if not only or {cell.key for cell in pair} & {*only}]
     for pair in mine:
@@ -362,8 +331,7 @@ def run(study: str, part: tuple[int, int], minutes: float, only: list[str]) -> d
                 return {"study": study, "shard": f"{number}/{count}", "runs": runs, "seconds": round(spent, 1)}
             line = known[cell.key, lr, seed] = carried_out(cell, lr, seed)
             runs, spent = runs + 1, spent + line["seconds"]
-            with (FOLDER / f"{study}.jsonl").open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+            study_lines.append(FOLDER / f"{study}.jsonl", line)
         print(f"{pair[0].world}, {pair[0].method}: {runs} runs, {spent:.0f} s", file=sys.stderr, flush=True)
     return {"study": study, "shard": f"{number}/{count}", "runs": runs, "seconds": round(spent, 1), "complete": True}
 
@@ -376,7 +344,7 @@ def shard(text: str) -> tuple[int, int]:
 
 def cost(study: str) -> dict[str, Any]:
     """Return how many runs there are at most, how many are done, and the processor-hours of these."""
-    done, tries = lines(study), 0
+    done, tries = known_of(study), 0
     for pair in pairs(study):
         tries += 2 * (len(method_of(pair[0])["lr"]) + len(grid()[study]["seeds"]))
     spent = sum(each["seconds"] for each in done)
@@ -388,7 +356,7 @@ def again(study: str, minutes: float, draw: str) -> dict[str, Any]:
 
     What follows from the plan has to be the same anywhere, what was learnt where the processor and the versions are.
     """
-    known = sorted(lines(study), key=lambda line: hashlib.sha256(f"{draw} {identity(line)}".encode()).digest())
+    known = sorted(known_of(study), key=lambda line: hashlib.sha256(f"{draw} {identity(line)}".encode()).digest())
     spent, runs, exact, differ = 0.0, 0, 0, list[str]()
     for line in known:
         if line["status"] == "UsageError" or spent + line["seconds"] > 60 * minutes:

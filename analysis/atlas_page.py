@@ -59,7 +59,7 @@ class Found:
 def found(study: str) -> dict[str, Found]:
     """Return each cell's lines, by its key."""
     seeds, cells = atlas.grid()[study]["seeds"], dict[str, Found]()
-    known = {(atlas.cell_of(line).key, line["lr"], line["seed"]): line for line in atlas.lines(study)}
+    known = {(atlas.cell_of(line).key, line["lr"], line["seed"]): line for line in atlas.known_of(study)}
     for pair in atlas.pairs(study):
         sizes = atlas.method_of(pair[0])["lr"]
         tried = [line for (name, _, seed), line in known.items() if seed not in seeds and name in {c.key for c in pair}]
@@ -231,7 +231,7 @@ class Figures:
 def page(every: Mapping[str, dict[str, Found]], told: Mapping[str, list[tuple[str, float]]]) -> str:
     """Return the page, all figures filled in."""
     known: dict[str, Any] = {name: Figures(every, name) for name in ("seconds", "lr", *MEANS)}
-    lines = [line for study in atlas.STUDIES for line in atlas.lines(study)]
+    lines = [line for study in atlas.STUDIES for line in atlas.known_of(study)]
     known |= {"runs": len(lines), "hours": sum(line["seconds"] for line in lines) / 3600}
     known |= {"failed": sum(line["status"] == "Diverged" for line in lines)}
     known |= {"table_of_ranks": table_of_ranks(told), "table_of_combinations": table_of_combinations(every)}
@@ -265,7 +265,7 @@ def table_of_jobs() -> str:
         "| world, method | hosts | predicted s | measured s | same arrivals | accuracy |",
         "|---|---|---|---|---|---|",
     ]
-    for line in atlas.lines("real"):
+    for line in atlas.known_of("real"):
         for each in line["cells"]:
             predicted, measured = each["accuracy"]
             seconds = f"{each['predicted']:.1f} | {each['measured']:.1f}"

@@ -23,15 +23,16 @@ from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
+import study_lines
 import torch
-from atlas import commit, processor, versions
+from study_lines import ROOT
 
 import hpcfl
 
 Parts = dict[str, tuple[torch.Tensor, torch.Tensor]]
 """Features and labels of ``train_0``, ``test_0``, …, ``test_pooled``."""
 Rows = list[dict[str, Any]]
-LINES, SEEDS, HANDED_ON = Path(__file__).resolve().parents[1] / "jobs" / "flamby", range(42, 47), "handed on"
+LINES, SEEDS, HANDED_ON = ROOT / "jobs" / "flamby", range(42, 47), "handed on"
 BESIDE = {HANDED_ON: "Cyclic", "c by samples": "Scaffold"}
 """What shows where a difference comes from, beside whose published results; the verdict leaves it out."""
 
@@ -91,7 +92,7 @@ def carried_out(study: Study, method: str, seed: int, folder: Path, place: Path)
         name = f"{BESIDE.get(method, method)}100"
         published = [float(row["Metric"]) for row in csv.DictReader(file) if row["Method"] == name]
     line = {"method": method, "seed": seed, "tests": values, "mean": fmean(values[:-1]), "published": published}
-    line |= {"config": keys, "versions": versions(), "commit": commit(), "processor": processor()}
+    line |= {"config": keys, **study_lines.origin()}
     return line | {"seconds": round(time.process_time() - began, 2), "date": f"{datetime.now(timezone.utc):%F}"}
 
 
@@ -131,16 +132,13 @@ def main(study: Study, about: str | None) -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS), choices=SEEDS)
     parser.add_argument("--lines", type=Path, default=LINES / f"{study.name}.jsonl")
     options = parser.parse_args()
-    text = options.lines.read_text(encoding="utf-8") if options.lines.is_file() else ""
-    rows = [json.loads(line) for line in text.splitlines()]
+    rows = study_lines.read(options.lines)
     there = {(row["method"], row["seed"]) for row in rows}
     for method, seed in ((method, seed) for method in options.methods for seed in options.seeds):
         if (method, seed) not in there:
             if options.data_dir is None:
                 parser.error("--data-dir, or HPCFL_DATA, has to say where FLamby's files are")
             rows.append(carried_out(study, method, seed, options.data_dir / "flamby", Path("runs/flamby")))
-            options.lines.parent.mkdir(parents=True, exist_ok=True)
-            with options.lines.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(rows[-1]) + "\n")
+            study_lines.append(options.lines, rows[-1])
     print("\n".join(shown(rows)))
     print(json.dumps({"study": study.name, **verdict(rows)}))

@@ -29,6 +29,7 @@ from hpcfl.testing.runs import toml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "analysis"), str(ROOT / "tests")]
 import atlas  # noqa: E402
+import study_lines  # noqa: E402
 
 RANKS, LIMIT = 5, 900.0
 CELLS = {
@@ -72,7 +73,7 @@ def main() -> None:
     load = round(os.getloadavg()[0], 1)
     line = {"worst_error": worst, "least_same_arrivals": same, "cells": cells, "replays": replays, "mpi": asked.mpi}
     line["hosts"] = asked.hosts
-    line |= {"rounds": asked.rounds, "second": asked.second, "load": load, "commit": atlas.commit()}
+    line |= {"rounds": asked.rounds, "second": asked.second, "load": load, "commit": study_lines.commit()}
     print(json.dumps(line))
     if asked.record:
         with asked.record.open("a", encoding="utf-8") as file:

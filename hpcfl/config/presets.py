@@ -211,7 +211,7 @@ def on_top(table: Table, overlays: Iterable[Table], settings: Settings) -> tuple
     """
     result, own = deepcopy(table), set[str]()
     for overlay in overlays:
-        result = _merged(result, overlay)
+        result = merged(result, overlay)
         own.update(key for key, _ in flat(overlay))
     for key, value, where in assignments(settings):
         *path, last = key.split(".")
@@ -235,10 +235,10 @@ def on_top(table: Table, overlays: Iterable[Table], settings: Settings) -> tuple
     return result, dropped
 
 
-def _merged(below: Table, above: Mapping[str, Any]) -> Table:
+def merged(below: Table, above: Mapping[str, Any]) -> Table:
     """Return a table with the keys of another set in it."""
     tables = [key for key, value in above.items() if isinstance(value, Mapping) and isinstance(below.get(key), Mapping)]
-    return {**below, **deepcopy(dict(above)), **{key: _merged(below[key], above[key]) for key in tables}}
+    return {**below, **deepcopy(dict(above)), **{key: merged(below[key], above[key]) for key in tables}}
 
 
 def _without_meaning(section: str, before: Table, now: Table, rest: list[str]) -> Iterator[tuple[list[str], str]]:
