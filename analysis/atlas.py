@@ -336,12 +336,6 @@ def run(study: str, part: tuple[int, int], minutes: float, only: list[str]) -> d
     return {"study": study, "shard": f"{number}/{count}", "runs": runs, "seconds": round(spent, 1), "complete": True}
 
 
-def shard(text: str) -> tuple[int, int]:
-    """Return the number and the count of "0/2"."""
-    number, _, count = text.partition("/")
-    return int(number), int(count)
-
-
 def cost(study: str) -> dict[str, Any]:
     """Return how many runs there are at most, how many are done, and the processor-hours of these."""
     done, tries = known_of(study), 0
@@ -382,7 +376,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("run", "cost", "again"))
     parser.add_argument("study", choices=STUDIES)
-    parser.add_argument("--shard", type=shard, default=(0, 1), help="of how many, and which one")
+    parser.add_argument("--shard", type=study_lines.shard, default=(0, 1), help="of how many, and which one")
     parser.add_argument("--minutes", type=float, default=100.0, help="begin no run after so many")
     parser.add_argument("--draw", default="", help="which lines are run again")
     parser.add_argument("--only", nargs="*", default=[], help="cells: world/labels/method")

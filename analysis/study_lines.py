@@ -53,3 +53,9 @@ def processor() -> str:
     known = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").is_file() else ""
     names = [row.partition(":")[2].strip() for row in known.splitlines() if row.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def shard(text: str) -> tuple[int, int]:
+    """Return the number and the count of "0/2"."""
+    number, _, count = text.partition("/")
+    return int(number), int(count)

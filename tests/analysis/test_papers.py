@@ -1,0 +1,114 @@
+"""The runs of the papers: configs that load, lines that say what a run did, and no line that nobody asks for."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import papers
+import pytest
+
+import hpcfl
+from hpcfl.config import load
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Studies of three runs of two rounds, and of a command."""
+    arm = {"preset": "fedavg-digits", "kind": "some"}
+    case = {"set": {"rounds": 2}, "some": {"set": {"clients": 6}}, "one": {"set": {"evaluate.every": 1}}, "without": []}
+    found = {
+        "runs": {
+            "seeds": [3, 4],
+            "set": {"rounds": 9, "evaluate.every": 2},
+            "arms": {"one": arm, "two": arm},
+            "cases": {"a": case, "b": {**case, "without": ["one"]}},
+            "last": ["arrived"],
+        },
+        "words": {
+            "arms": {"it": {"command": "-c \"import json; print('first'); print(json.dumps({{'seed': {seed}}}))\""}}
+        },
+    }
+    monkeypatch.setattr(papers, "studies", lambda paper: found)
+    return found
+
+
+@pytest.mark.parametrize("paper", papers.PAPERS)
+def test_each_run_is_a_config(paper: str) -> None:
+    every = list(papers.wanted(paper))
+    assert not [name for name, count in Counter(every).items() if count > 1]
+    for run in {(run.study, run.case, run.arm): run for run in every}.values():
+        if "command" not in run.about["arms"][run.arm]:
+            preset, overlays, settings = papers.asked_of(run)
+            assert load(preset, settings, overlays).seed == run.seed
+        else:
+            assert (papers.ROOT / run.about["arms"][run.arm]["command"].split()[0]).is_file()
+
+
+@pytest.mark.parametrize("paper", papers.PAPERS)
+def test_each_line_is_of_a_run_and_there_once(paper: str) -> None:
+    lines = [papers.identity(line) for line in papers.known(paper)]
+    assert len(lines) == len({*lines})
+    assert {*lines} <= {*papers.wanted(paper)}
+
+
+def test_runs_are_those_of_the_first_seed_before_the_second(small: dict[str, Any]) -> None:
+    names = [run.name for run in papers.wanted("any")]
+    assert names[:3] == ["runs/a/one/3", "runs/a/two/3", "runs/b/two/3"]
+    assert names[3:] == ["runs/a/one/4", "runs/a/two/4", "runs/b/two/4", "words/all/it/0"]
+
+
+def test_keys_of_the_case_go_on_top_of_those_of_study_and_arm(small: dict[str, Any]) -> None:
+    run = papers.Run("any", "runs", "a", "one", 3)
+    assert papers.asked_of(run) == (
+        "fedavg-digits",
+        [],
+        {"rounds": 2, "evaluate.every": 1, "clients": 6, "seed": 3},
+    )
+
+
+def test_a_line_has_what_was_measured_at_each_test(small: dict[str, Any], tmp_path: Path) -> None:
+    line = papers.carried_out(papers.Run("any", "runs", "a", "one", 3))
+    preset, overlays, settings = papers.asked_of(papers.identity(line))
+    data = hpcfl.run(preset, overlays=overlays, settings=settings, out=tmp_path / "run", quiet=True).data
+    assert (line["status"], line["rounds"]) == ("done", [1, 2])
+    np.testing.assert_allclose(line["accuracy"], data["accuracy"], rtol=1e-4)
+    np.testing.assert_allclose(line["sim_seconds"], data["sim_seconds"], rtol=1e-4)
+    assert line["arrived"] == [1] * 6
+    assert "distance" not in line
+
+
+def test_a_command_s_last_line_is_kept(small: dict[str, Any]) -> None:
+    line = papers.carried_out(papers.Run("any", "words", "all", "it", 0))
+    assert (line["status"], line["values"]) == ("done", {"seed": 0})
+
+
+def test_what_is_there_is_skipped(
+    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(papers, "FOLDER", tmp_path)
+    monkeypatch.setattr(papers, "PAPERS", ("any",))
+    monkeypatch.setattr(papers, "carried_out", lambda run: {**run._asdict(), "status": "done", "seconds": 3600.0})
+    assert papers.run(["any"], (1, 2), 1.0, ["runs"])["runs"] == 3
+    assert papers.run(["any"], (0, 1), 1.0, [])["runs"] == 4
+    assert papers.run(["any"], (0, 1), 1.0, [])["runs"] == 0
+    assert papers.cost(["any"]) == {
+        "any runs": {"runs": 6, "done": 6, "hours": 6.0},
+        "any words": {"runs": 1, "done": 1, "hours": 1.0},
+    }
+    monkeypatch.setattr(sys, "argv", ["papers.py", "cost", "nobody"])
+    with pytest.raises(SystemExit, match="2"):
+        papers.main()
+    assert "no paper 'nobody'; expected some of any" in capsys.readouterr().err
+
+
+def test_lines_that_differ_are_told(small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(papers, "FOLDER", tmp_path)
+    line = papers.carried_out(papers.Run("any", "words", "all", "it", 0))
+    papers.study_lines.append(tmp_path / "any.jsonl", line)
+    assert papers.again(["any"], 1.0, "")["differ"] == []
+    papers.study_lines.append(tmp_path / "any.jsonl", {**line, "values": {"seed": 1}})
+    assert papers.again(["any"], 1.0, "")["differ"] == ["words/all/it/0: values"]
