@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import papers
+import papers_page
 import pytest
 
 import hpcfl
@@ -112,3 +113,28 @@ def test_lines_that_differ_are_told(small: dict[str, Any], tmp_path: Path, monke
     assert papers.again(["any"], 1.0, "")["differ"] == []
     papers.study_lines.append(tmp_path / "any.jsonl", {**line, "values": {"seed": 1}})
     assert papers.again(["any"], 1.0, "")["differ"] == ["words/all/it/0: values"]
+
+
+def test_what_the_page_says_of_lines(small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(papers, "FOLDER", tmp_path)
+    monkeypatch.setattr(papers, "PAPERS", ("any",))
+    monkeypatch.setattr(papers_page, "lines", papers_page.lines.__wrapped__)
+    curves = {("two", 3): [0.5, 0.7, 0.8], ("two", 4): [0.4, 0.6, None], ("one", 3): [0.1, 0.2, 0.9], ("one", 4): [0.1]}
+    for (arm, seed), accuracy in curves.items():
+        times = {"rounds": [2, 4, 6][: len(accuracy)], "sim_seconds": [1.0, 2.0, 4.0][: len(accuracy)]}
+        line = {**papers.Run("any", "runs", "a", arm, seed)._asdict(), "accuracy": accuracy, **times, "seconds": 1800.0}
+        papers.study_lines.append(tmp_path / "any.jsonl", line)
+    word = {**papers.Run("any", "words", "all", "it", 0)._asdict(), "values": {"a": [{"b": 2.5}]}, "seconds": 0.0}
+    papers.study_lines.append(tmp_path / "any.jsonl", word)
+    one, two = ("any runs/a/one", "any runs/a/two")
+    assert papers_page.ended(two, tests=2) == pytest.approx([0.75, 0.5])
+    assert papers_page.ends(two, tests=2) == "0.625 ± 1.588"  # of two values: half of .25, times 12.706
+    assert papers_page.differ(two, one, digits=1, scale=100) == "20.0 ± 381.2"  # -10 and 50 points
+    assert papers_page.reached(two, 0.6, cost=10, unit=2) == [41.0, 41.0]
+    assert papers_page.time(two, 0.7) == "never"
+    assert papers_page.ratio(two, two, 0.6) == "1"
+    (tmp_path / "page.md").write_text("# It\n\n{{more.md}}\n{{hours()}} h\n", encoding="utf-8")
+    (tmp_path / "more.md").write_text('{{value("any words/all/it", "a.0.b")}}, {{ends("any runs/b/two")}}\n')
+    assert papers_page.page() == ("# It\n\n2.5, ?\n2.0 h\n", ["any runs/b/two"])
+    with pytest.raises(KeyError, match="nobody"):
+        papers_page.ends("any runs/a/nobody")
