@@ -38,11 +38,13 @@ CELLS = {
     "pai-2": "salf-exact",
     "pai-3": "first",
     "pai-4": "salf-paper",
-    "llm-se": "fedbuff",
+    "llm-se": "drop",
     "llm-ar": "wait",
     "spot": "wait",
 }
 """The method that is really run in each world."""
+BESIDE = {"llm-se": "fedbuff"}
+"""Another one: where visits are drawn by the version that they begin with, two that arrive together change places."""
 REPLAYED = "wait", "drop", "first", "salf-paper"
 COME_AND_GO = "phones-diurnal", "spot"  # what of their recorded seconds was computing is not known
 FIRST, BUFFER = 3, 2  # of four clients
@@ -59,25 +61,25 @@ def main() -> None:
     parser.add_argument("--record", type=Path, help="a file to which the JSON line is appended")
     asked = parser.parse_args()
     print(f"{asked.mpi}, {asked.rounds} rounds, load {os.getloadavg()[0]:.1f}", flush=True)
-    cells, replays = list[dict[str, Any]](), list[dict[str, Any]]()
+    cells, beside, replays = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
     with TemporaryDirectory() as folder:
         for world in asked.worlds:
             place = Path(folder) / world
-            place.mkdir()
-            found, recorded = cell(asked, world, place)
+            found, recorded = cell(asked, world, CELLS[world], place)
             cells.append(found)
+            if world in BESIDE:
+                beside.append(cell(asked, world, BESIDE[world], place / "beside")[0])
             if world not in COME_AND_GO:
                 replays += [replay(asked, world, method, recorded, place) for method in REPLAYED]
     worst = {name: max(each["error"] for each in some) for name, some in (("cells", cells), ("replays", replays))}
     same = min(each["same_arrivals"] for each in cells)
     load = round(os.getloadavg()[0], 1)
-    line = {"worst_error": worst, "least_same_arrivals": same, "cells": cells, "replays": replays, "mpi": asked.mpi}
-    line["hosts"] = asked.hosts
+    line = {"worst_error": worst, "least_same_arrivals": same, "cells": cells, "beside": beside, "replays": replays}
+    line |= {"mpi": asked.mpi, "hosts": asked.hosts}
     line |= {"rounds": asked.rounds, "second": asked.second, "load": load, "commit": study_lines.commit()}
     print(json.dumps(line))
     if asked.record:
-        with asked.record.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        study_lines.append(asked.record, line)
 
 
 def table(asked: argparse.Namespace, world: str, method: str, place: Path) -> dict[str, Any]:
@@ -98,11 +100,12 @@ def lr(method: str) -> float:
     return float(atlas.grid()["methods"][method]["lr"][1])
 
 
-def cell(asked: argparse.Namespace, world: str, place: Path) -> tuple[dict[str, Any], Path]:
+def cell(asked: argparse.Namespace, world: str, method: str, place: Path) -> tuple[dict[str, Any], Path]:
     """Run a cell by both clocks; return what was found, and the folder of the real run."""
     import hpcfl
 
-    method, out = CELLS[world], place / "real"
+    place.mkdir()
+    out = place / "real"
     given = table(asked, world, method, place)
     predicted = hpcfl.run(given, out=place / "predicted", quiet=True).data
     config = toml({**given, "clock": "wall"}, place / "run.toml")
