@@ -4,8 +4,8 @@
 
 With --draw, prints 20 sentences that are drawn by a seed, for a reader to say in words of their own. Else counts words
 in sentences of running text and lists: no code, tables, headings or formulas. Exit code 1 where a page has a mean above
-`MEAN`, where nine of ten sentences are not within `MOST` words, where a phrase is banned, or where a word of ours is
-used that docs/reference/glossary.md does not explain.
+`MEAN`, where nine of ten sentences are not within `MOST` words, where a phrase is banned, where a word of ours is used
+that docs/reference/glossary.md does not explain, or where the keys of a config are described in more than `KEYS` words.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-MEAN, MOST = 18.0, 30
+MEAN, MOST, KEYS = 18.0, 30, 7000
 CODE = r"``?[^`]+``?"
 BANNED = (
     "as it were", "in order to", "it should be noted", "note that", "of course", "obviously", "simply", "basically",
@@ -31,6 +31,7 @@ OURS = (
 )  # fmt: skip
 """Words that mean something of their own here: who uses one has an entry of the glossary to read."""
 GLOSSARY = ROOT / "docs" / "reference" / "glossary.md"
+KEYS_PAGE = ROOT / "docs" / "reference" / "keys.md"
 FOLDERS = "tutorials", "howto", "explanation", "reference"
 GENERATED = "keys.md", "columns.md"
 
@@ -105,6 +106,11 @@ def faults(page: Path) -> list[str]:
     return found + [f"'{word}' is not in the glossary" for word in used if word not in known]
 
 
+def described(keys: str) -> int:
+    """Return how many words follow the types of keys and the headings of sections on the page of all keys."""
+    return sum(len("".join(each).split()) for each in re.findall(r"^- `.*?\): (.*)$|^## .*\n\n(.*)$", keys, re.M))
+
+
 def main(names: Sequence[str]) -> int:
     """Print what is wrong, and how many words and sentences there are, or some sentences."""
     parser = argparse.ArgumentParser()
@@ -130,7 +136,9 @@ def main(names: Sequence[str]) -> int:
     mean, most = sum(counts) / len(counts), counts[int(0.9 * (len(counts) - 1))]
     lengths_told = f"{len(counts)} sentences of {mean:.1f} words in the mean, nine of ten up to {most}"
     print(f"{len(read)} pages, {words} words, {lengths_told}")
-    return 1 if wrong else 0
+    keys = described(text(KEYS_PAGE))
+    print(f"keys: {keys} words of description")
+    return 1 if wrong or keys > KEYS else 0
 
 
 if __name__ == "__main__":

@@ -33,3 +33,9 @@ def test_long_sentences_banned_phrases_and_unknown_words_are_told(tmp_path: Path
 @pytest.mark.parametrize("page", sentences.pages(), ids=lambda page: page.name)
 def test_a_page_is_plain(page: Path) -> None:
     assert sentences.faults(page) == []
+
+
+def test_keys_are_described_in_few_words() -> None:
+    items = "- `c = 1` (integer or [integer, …]): Three four.\n- `d = 2` (nor me)\n"
+    assert sentences.described(f"# T\n\nNot me.\n\n## [a]\n\nOne two.\n\n### b\n\nNot me.\n\n{items}") == 4
+    assert 0 < sentences.described(sentences.text(sentences.KEYS_PAGE)) <= sentences.KEYS

@@ -46,18 +46,18 @@ SPARSE = "top-k", "random-k"
 
 
 class Compression(ConfigBase):
-    """How much of what changes clients send, see `hpcfl.algorithms.compression`."""
+    """How much of what changes clients send."""
 
     compress: Literal["none", "top-k", "random-k", "qsgd", "bf16"] = "none"
     """``none``: all of it. ``top-k``: of each tensor the largest numbers. ``random-k``: some that are drawn. ``qsgd``:
-    all on a grid of few levels, drawn so that it is unbiased. ``bf16``: all in bfloat16."""
+    all on a grid of few levels, unbiased. ``bf16``: all in bfloat16."""
     share: float = Field(0.01, gt=0, le=1)
     """Share of each tensor's numbers that ``top-k`` and ``random-k`` send, rounded up."""
     levels: int = Field(15, ge=1, lt=2**15)
-    """s, levels of ``qsgd`` beside 0: with 15 of them and a sign a number takes five bits."""
+    """s, levels of ``qsgd`` beside 0: with 15 and a sign a number takes five bits."""
     feedback: bool | None = None
-    """Keep what was left out, and add it to what is sent next: by default so, but with ``qsgd``, which has nothing that
-    would shrink. Without it ``random-k`` is unbiased, as ``qsgd`` always is."""
+    """Keep what was left out, and add it to what is sent next: by default so, but with ``qsgd``. Without it
+    ``random-k`` is unbiased."""
     only_for: ClassVar[Mapping[str, tuple[str, tuple[str, ...]]]] = {
         "share": ("compress", SPARSE),
         "levels": ("compress", ("qsgd",)),

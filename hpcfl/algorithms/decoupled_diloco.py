@@ -71,10 +71,10 @@ class DecoupledDiloco(FedAvg):
     epochs: int = Field(0, ge=0, le=0)
     """No passes: workers count steps."""
     steps: int = Field(10, ge=1)
-    """Local steps from one report to the next; H of the paper is so many times the number of fragments."""
+    """Local steps from one report to the next; H of the paper is this times the number of fragments."""
     weights: Literal["tokens", "samples", "uniform"] = "tokens"  # type: ignore[assignment]
-    """Weight ω of a report. ``tokens``: samples² over steps, both since the fragment was merged. ``samples``: those
-    that the worker holds. ``uniform``: 1."""
+    """Weight ω of a report. ``tokens``: samples² over steps, both since the fragment was merged. ``samples``: the
+    worker's. ``uniform``: 1."""
     merge: Literal["radial", "mean"] = "radial"
     """How changes are merged, tensor by tensor. ``radial``: the mean of their lengths along the mean of their
     directions, of embeddings the mean. ``mean``: the mean."""

@@ -22,11 +22,10 @@ class FedAvg(LocalSgd):
 
     name: Literal["fedavg"] = "fedavg"
     persist_optimizer: bool = False
-    """Keep a client's momentum, or the moments of ``adam`` and ``adamw``, from visit to visit (the SALF authors' code,
-    DiLoCo), or start them anew."""
+    """Keep a client's momentum or moments from visit to visit (the SALF authors' code, DiLoCo), or start them anew."""
     evaluation: Literal["shared", "fine-tune"] = "shared"
-    """The model that a client is tested with: the shared one, or one whose last layers have learned from there on for
-    `tune_epochs` on the client's training data (FedAvg-FT)."""
+    """What a client is tested with: the shared model, or one whose last layers have learned for `tune_epochs` on the
+    client's training data (FedAvg-FT)."""
     tune_layers: int = Field(1, ge=1)
     """Layers that learn in `tune_epochs`: the last so many."""
 

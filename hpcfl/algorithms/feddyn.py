@@ -31,8 +31,8 @@ class FedDyn(FedAvg):
     alpha: float = Field(0.01, gt=0)
     """Strength α of the regulariser."""
     alpha_by: Literal["clients", "samples"] = "clients"
-    """``clients``: all have the same α (the paper). ``samples``: a client's is α times the mean number of training
-    samples over its own (the authors' code)."""
+    """``clients``: all have the same α (the paper). ``samples``: α times the mean number of training samples over the
+    client's (the authors' code)."""
     weights: Literal["uniform"] = "uniform"
     """Means over clients are plain ones."""
     persist_optimizer: Literal[False] = False

@@ -30,7 +30,7 @@ class Focus(Algorithm):
     lr: float = Field(0.005, gt=0)
     """Step size η of clients and server, along a sum over clients."""
     batch: int = Field(128, ge=0)
-    """Samples of a local gradient; 0 for all that a client has."""
+    """Samples per local step; 0 for all that a client has."""
     steps: int = Field(3, ge=1)
     """Local gradients of a visit, K."""
 

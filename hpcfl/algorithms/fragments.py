@@ -28,13 +28,13 @@ from hpcfl.sums.message import HELD
 
 
 class Fragments(ConfigBase):
-    """Which part of the model is sent and moved in which round, see `hpcfl.algorithms.fragments`."""
+    """Which part of the model is sent and moved in which round."""
 
     count: int = Field(1, ge=1)
-    """P, the number of fragments, none of them empty. 1: rounds move all of the model."""
+    """P, the number of fragments. 1: rounds move all of the model."""
     schedule: Literal["cyclic", "shuffled"] = "cyclic"
     """Whose turn it is. ``cyclic``: fragment t mod P in round t. ``shuffled``: each once in P rounds, in an order drawn
-    anew: then no client whose visits take P steps of the server sends the same fragment each time."""
+    anew."""
 
     def check(self, algorithm: Algorithm, alike: str) -> None:
         """Raise UsageError where a key has no meaning, or all of the model is needed in each round.

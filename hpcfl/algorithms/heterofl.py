@@ -44,19 +44,19 @@ class HeteroFl(FedAvg):
     rates: tuple[Rate, ...] = Field((1.0, 0.5, 0.25, 0.125, 0.0625), min_length=1)
     """Widths of sub-models as shares of the whole model's, in (0, 1]."""
     assign: Literal["shares", "speed", "clients"] = "shares"
-    """Who has which of the `rates`. ``shares``: the first clients the first one, and so on. ``speed``: the clients of
-    the fewest expected seconds per visit the largest one, and so on. ``clients``: client i has ``rates[i]``."""
+    """Who has which of the `rates`. ``shares``: the first clients the first one, and so on. ``speed``: those of the
+    fewest expected seconds per visit the largest, and so on. ``clients``: client i has ``rates[i]``."""
     shares: tuple[Annotated[float, Field(ge=0)], ...] = ()
-    """How the clients are divided among the `rates`, in numbers of any sum. By default equally."""
+    """How clients are divided among the `rates`, in numbers of any sum. By default equally."""
     redraw: bool = False
-    """Deal the rates anew in each round: as many clients have each one, but others. Visits then compute and send the
-    whole model with 0 in what they do not hold, and which coordinates these are."""
+    """Deal the rates anew in each round, in the same numbers. Visits then compute and send the whole model, with 0 in
+    what they do not hold."""
     scaler: bool = True
-    """While training, what each hidden layer puts out before its activation, and before a batch normalisation, is
-    divided by the rate."""
+    """While training, what each hidden layer puts out, before activation and batch normalisation, is divided by the
+    rate."""
     mask_labels: bool = True
-    """A client's loss takes the outputs of classes of which it has no training sample for 0, and of the last layer only
-    the rows of its own classes are averaged (masked cross-entropy)."""
+    """A client's loss takes outputs of classes of which it has no training sample for 0, and the last layer's rows are
+    averaged over holders of their class (masked cross-entropy)."""
     weights: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in means over clients. ``samples``: its number of training samples. ``uniform``: 1."""
     persist_optimizer: Literal[False] = False

@@ -30,8 +30,8 @@ class HfMaml(LocalTraining):
     delta: float = Field(1e-3, gt=0)
     """δ of ``difference``."""
     evaluation: Literal["adapted", "shared", "fine-tune"] = "adapted"
-    """The model that a client is tested with: after one step of size α on all its training data, before it, or after
-    `tune_epochs` in which the last `tune_layers` layers learn (by default with step size β)."""
+    """What a client is tested with: the model after one step of size α on all its training data, before it, or after
+    `tune_epochs` of the last `tune_layers` layers (step size β by default)."""
     tune_layers: int = Field(1, ge=1)
     """Layers that learn in `tune_epochs`: the last so many."""
 

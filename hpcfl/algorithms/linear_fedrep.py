@@ -37,8 +37,8 @@ class LinearFedRep(Algorithm):
     """Step size η."""
     initial: Literal["moments", "random"] = "moments"
     """``moments``: round 0 is for all clients, and B becomes the k largest eigenvectors of the mean of ``1/m Σ y² x
-    xᵀ``, which needs Gaussian features. ``random``: B begins with orthonormal columns drawn by the seed (Collins et
-    al.'s experiments), or those of the QR decomposition of what ``model.initial`` gives."""
+    xᵀ``, which needs Gaussian features. ``random``: orthonormal columns, drawn by the seed (Collins et al.) or from the
+    QR decomposition of ``model.initial``."""
     metric_columns: ClassVar[dict[str, str]] = {
         "distance": "principal angle distance of the representation to the true one"
     }

@@ -15,8 +15,8 @@ class Local(LocalSgd):
     sends_loss_only: ClassVar[bool] = True
     name: Literal["local"] = "local"
     evaluation: Literal["stored", "tuned"] = "stored"
-    """The model that a client is tested with. ``stored``: its own as it is. ``tuned``: its own after all layers have
-    learned for `tune_epochs` more passes over its training data (FLIC), also where it never took part."""
+    """What a client is tested with. ``stored``: its own model. ``tuned``: its own after `tune_epochs` more passes
+    (FLIC), also where it never took part."""
 
     def personal_layers(self, layers: int) -> range:
         return range(layers)

@@ -203,9 +203,9 @@ class LocalSgd(LocalTraining):
 
     snapshots: ClassVar[bool] = True
     epochs: int = Field(1, ge=0)
-    """Local passes over a client's data per visit; 0 where `steps` counts instead."""
+    """Local passes over a client's data per visit; 0 where `steps` counts."""
     steps: int = Field(0, ge=0)
-    """Local steps per visit; 0 where `epochs` counts instead."""
+    """Local steps per visit; 0 where `epochs` counts."""
     decay: float = Field(0.0, ge=0)
     """The step size of round k, counted from 0, is ``lr / (1 + decay·k)``; in `tune_epochs` it does not fall."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
@@ -217,7 +217,7 @@ class LocalSgd(LocalTraining):
     momentum: float = Field(0.0, ge=0, lt=1)
     """Heavy-ball momentum of ``sgd``."""
     weight_decay: float = Field(0.0, ge=0)
-    """Penalty on the weights, not on the biases; ``adamw`` shrinks them by it, times the step size, before a step."""
+    """Penalty on the weights, not the biases; ``adamw`` shrinks them by it, times the step size, before a step."""
 
     def objective(self, params: State, batch: ClientBatch, shared: State, personal: State) -> Tensor:
         """Return what one client minimises, a number: by default its mean loss.
@@ -353,8 +353,8 @@ class PartlyPersonal(LocalSgd):
     tuned for `tune_epochs` (the SRPFL authors' code); ``new-client``: initial ones, tuned so (SRPFL, remark 4.8)."""
     newcomer: Literal["initial", "averaged"] = "initial"
     """What a client's personal layers begin with at its first visit, in tests before it, and with `hpcfl adapt`.
-    ``initial``: their initial values (the SRPFL paper). ``averaged``: their mean over the visits of the last round, by
-    `weights` (the SRPFL authors' code); personal layers are then sent too. A visit that did not count was none."""
+    ``initial``: their initial values (the SRPFL paper). ``averaged``: their mean over the visits that counted in the
+    last round, by `weights` (the authors' code); personal layers are then sent too."""
 
     def check(self, participation: Participation, known: bool = True) -> None:
         super().check(participation, known)

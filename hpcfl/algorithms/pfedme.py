@@ -31,11 +31,11 @@ class PFedMe(Algorithm):
     inner: int = Field(5, ge=1)
     """Steps towards the proximal point on each batch, K."""
     batch: int = Field(20, ge=0)
-    """Samples of a batch; 0 for all that a client has."""
+    """Samples per local step; 0 for all that a client has."""
     epochs: int = Field(1, ge=1)
     """Local passes over a client's data: their batches are the paper's R."""
     weights: Literal["samples", "uniform"] = "uniform"
-    """Weight of a client's model in the mean. ``uniform``: 1. ``samples``: its training samples."""
+    """Weight of a client in means over clients. ``samples``: its number of training samples. ``uniform``: 1."""
 
     def init_client(self, task: Task, client: int) -> State:
         return task.initial()

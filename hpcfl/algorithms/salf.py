@@ -27,14 +27,14 @@ class Salf(Algorithm):
     lr: float = Field(0.05, gt=0)
     """Step size η."""
     decay: float = Field(0.0, ge=0)
-    """The step size of round k, counted from 0, is ``lr / (1 + decay·k)``. Theorem III.1's ``2/(ρ_c (γ + k))`` is
-    ``lr = 2/(ρ_c γ)``, ``decay = 1/γ``, which `hpcfl check` works out for strongly convex objectives."""
+    """The step size of round k, counted from 0, is ``lr / (1 + decay·k)``; for strongly convex objectives `hpcfl check`
+    works out Theorem III.1's."""
     batch: int = Field(16, ge=0)
-    """Samples of the one local step; 0 for all that a client has."""
+    """Samples per local step; 0 for all that a client has."""
     rule: Literal["paper", "released", "inverse-probability"] = "paper"
-    """The server's denominator. ``paper``: ``(1 − p_l)·|U^l|`` (eq. 9). ``released``: the number of users invited,
-    whether they reached the layer or not, as in the authors' code. ``inverse-probability``: each contribution over its
-    own chance ``π_{u,l}``, then over the users invited; unbiased for unequal users too, as long as no chance is 0."""
+    """The server's denominator. ``paper``: ``(1 − p_l)·|U^l|`` (eq. 9). ``released``: the number of users invited (the
+    authors' code). ``inverse-probability``: each contribution over its chance ``π_{u,l}``, then over the users invited;
+    unbiased if no chance is 0."""
     missing: Literal["paper", "exact", "empirical", "none"] = "exact"
     """p_l of the ``paper`` rule. ``paper``: ``(1 − l/(L+1))^U`` (eq. 10). ``exact``: from the speed model in use.
     ``empirical``: ``(empty + 1)/(rounds + 2)`` over the past rounds. ``none``: 0."""
@@ -42,9 +42,9 @@ class Salf(Algorithm):
     """What a layer is. ``layer``: a module with weight and bias. ``tensor``: each tensor by itself (the authors'
     code)."""
     momentum: float = Field(0.0, ge=0, lt=1)
-    """Heavy-ball momentum of the local step; of use only where `persist_optimizer` keeps it between visits."""
+    """Heavy-ball momentum of the local step; of use only with `persist_optimizer`."""
     persist_optimizer: bool = False
-    """Keep each user's momentum from visit to visit; it advances for the layers that were reached."""
+    """Keep each user's momentum from visit to visit; it advances for the layers reached."""
     layerwise: ClassVar[bool] = True
 
     def check(self, participation: Participation, known: bool = True) -> None:

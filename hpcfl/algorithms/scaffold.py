@@ -29,7 +29,7 @@ class Scaffold(FedAvg):
     means_alone: ClassVar[bool] = False
     needs_members: ClassVar[str] = "c is the mean over all"
     weights: Literal["samples", "uniform"] = "uniform"
-    """Weight of a client's model in the mean. ``uniform``: 1, as in the paper. ``samples``: its training samples."""
+    """Weight of a client in means over clients. ``samples``: its number of training samples. ``uniform``: 1."""
 
     def check(self, participation: Participation, known: bool = True) -> None:
         super().check(participation, known)

@@ -52,22 +52,22 @@ M, V, TAKEN = "server.m.", "server.v.", "server.taken"
 
 
 class ServerOptimizer(ConfigBase):
-    """What steps the server takes along the changes that a method, whichever it is, proposes for the shared model."""
+    """What steps the server takes along the changes that a method proposes."""
 
     optimizer: Literal["none", "momentum", "nesterov", "delayed-nesterov", "adam", "yogi", "adagrad"] = "none"
     """What takes the steps. ``none``: the method itself. ``momentum``: FedAvgM. ``nesterov``: the same with Nesterov's
     look ahead. ``delayed-nesterov``: the same for single arrivals, its momentum moving with every N-th. ``adam``,
     ``yogi``, ``adagrad``: FedOpt."""
     lr: float | None = Field(None, gt=0)
-    """Step size η. By default 1 with ``momentum`` and Nesterov's, and 0.01 with the others: FedOpt's authors tune it
-    for each problem. A plain step of size η: ``momentum`` with ``betas = [0]``."""
+    """Step size η. By default 1 with ``momentum`` and Nesterov's, 0.01 with the others, to be tuned. Plain steps:
+    ``momentum`` with ``betas = [0]``."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], ...] | None = None
-    """Decay of the moments: β₁ and β₂ of ``adam`` and ``yogi``, by default [0.9, 0.99]; β₁ alone of the others, by
-    default [0.9], and [0] with ``adagrad``."""
+    """Decay of the moments: β₁ and β₂ of ``adam`` and ``yogi``, by default [0.9, 0.99]; β₁ of the others, by default
+    [0.9], [0] with ``adagrad``."""
     tau: float = Field(1e-3, gt=0)
     """τ, which is added to √v, and whose square v begins with: the smaller, the more adaptive."""
     cycle: int = Field(10, ge=1)
-    """N of ``delayed-nesterov``: how many steps go by from one of its momentum to the next."""
+    """N of ``delayed-nesterov``: steps from one of its momentum to the next."""
     share: float = Field(0.0, ge=0, le=1)
     """c of ``delayed-nesterov``, at most 1/N: what the momentum counts in each step; the rest at a cycle's end."""
     only_for: ClassVar[Mapping[str, tuple[str, tuple[str, ...]]]] = {

@@ -61,15 +61,14 @@ class Weighting(ConfigBase):
     """Whether means over those who arrived are corrected for those who did not."""
 
     correct: Literal["none", "known", "estimated", "remembered"] = "none"
-    """``none``: means are over those who arrived. ``known``: each contribution over its chance to arrive, as the speed
-    model has it, then over all who were invited. ``estimated``: each times the client's mean interval between
-    arrivals, over all clients (FedAU). ``remembered``: those who did not arrive count with what they sent last
-    (FedVARP, MIFA)."""
+    """``none``: means are over those who arrived. ``known``: each contribution over its chance to arrive by the speed
+    model, over all invited. ``estimated``: each times the client's mean interval between arrivals, over all clients
+    (FedAU). ``remembered``: who did not arrive counts with what it sent last (FedVARP, MIFA)."""
     cutoff: int = Field(50, ge=0)
-    """Rounds of absence after which an interval ends, FedAU's K (``estimated``), and so the most that a contribution is
-    multiplied by; its authors have 50 too. 0: none is cut."""
+    """Rounds of absence after which an interval ends, FedAU's K (``estimated``), and so the largest factor of a
+    contribution. 0: none is cut."""
     mean: Literal["arrived", "all"] = "arrived"
-    """Over whom the changes since what is remembered are averaged (``remembered``). ``arrived``: those who arrived
+    """Over whom changes since what is remembered are averaged (``remembered``). ``arrived``: those who arrived
     (FedVARP). ``all``: all clients (MIFA)."""
 
     def check(self, algorithm: Algorithm, participation: Participation, known: bool, clock: str = "simulated") -> None:

@@ -21,7 +21,7 @@ from hpcfl.commands import recorded
 from hpcfl.config import Config
 from hpcfl.config.presets import PICKED, about, overlays, presets, variants
 
-PICK = "What the section is, and so which other keys it has; or ``package.module:Class``, a class of your own."
+PICK = "Which one, and so which other keys there are; or ``package.module:Class``, a class of your own."
 TYPES = {"boolean": "true or false", "integer": "integer", "number": "number", "string": "string"}
 BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 KINDS = {"methods": "algorithm", "models": "model", "data": "data", "speeds": "speed"}

@@ -76,64 +76,58 @@ class Config(ConfigBase):
     rounds: int = Field(ge=1, le=2**31 - 1)
     """Rounds of the whole run."""
     clients: int = Field(ge=1, le=2**24)
-    """Clients of the federation, on however many ranks. In a file or table it may be left out where the data say it."""
+    """Clients of the federation. In a file or table it may be left out where the data say it."""
     seed: int = Field(0, ge=0, lt=2**63)
-    """All random numbers are drawn by it, so that they are the same on any number of ranks."""
+    """All random numbers are drawn by it, alike on any number of ranks."""
     clock: Literal["simulated", "wall"] = "simulated"
-    """``simulated``: seconds are drawn, and nothing sleeps. ``wall``: they are real, and rounds close by them."""
+    """``simulated``: seconds are drawn, and nothing sleeps. ``wall``: they are real."""
     precision: Literal["single", "double"] = "single"
     """Type of parameters, samples and messages: float32, or float64 where the last digits of a minimum count."""
     batch_clients: Annotated[Literal["auto", False] | Count, NoZero] = "auto"
-    """Clients per chunk: their computations are batched together. The chunk size decides about the last bits of a
-    result, so it follows from the config alone and never from the number of ranks. ``auto``: by the sizes of model and
-    federation; in a replay that of the recorded run. Several such chunks of a rank are computed at once where that
-    changes no bit and their models fit the machine's caches: local SGD on stacks of linear layers. In wall time
-    visits of a chunk end together, and those of one that is not complete when the round closes are all lost. There
-    ``auto`` is one by one, as with ``false``, unless rounds wait for all visits, as fast as they go, and each counts as
-    a whole; with more ranks than chunks these are smaller. A number is refused where layers leave one by one, or where
+    """Clients per chunk, whose computations are batched together; it decides about last bits. ``auto``: by the sizes of
+    model and federation; in a replay as recorded. In wall time visits of a chunk end together, and a chunk that is not
+    complete when the round closes is lost. There ``auto`` is one by one, as with ``false``, unless rounds wait for all
+    visits, as fast as they go, and each counts as a whole. A number is refused where layers leave one by one, or where
     the server looks at single messages."""
     threads: Annotated[Literal["auto"] | Count, NoZero] = "auto"
-    """Threads per rank within one operation; like the chunk size part of what decides about the last bits. ``auto``: 1
-    in simulated time; in wall time OMP_NUM_THREADS, or this rank's share of the cores of its host, hyper-threads of one
-    counted once, at most of what its control groups allow."""
+    """Threads per rank within one operation, which decide about last bits. ``auto``: 1 in simulated time; in wall time
+    OMP_NUM_THREADS, or this rank's share of the cores it may use."""
     device: Device = "auto"
-    """What computes: ``cuda`` is a GPU by the rank's number on its host, ``auto`` one where torch sees any."""
+    """What computes: ``cuda`` is a GPU by the rank's number on its host, ``auto`` one where there is any."""
     server_device: Device = "cpu"
-    """What the server computes on, where it is a rank of its own: averaging needs no GPU."""
+    """What the server computes on, where it is a rank of its own."""
     ranks_per_device: Count = 1
     """Ranks that may share a GPU; more of them are refused."""
     deterministic: Literal["auto"] | bool = "auto"
-    """On a GPU: only algorithms that give the same bits each time, and no TF32, so that a run has one result on any
-    number of ranks on one kind of GPU. ``auto``: in simulated time."""
+    """On a GPU: only algorithms that give the same bits each time, and no TF32, for one result on one kind of GPU.
+    ``auto``: in simulated time."""
     lane_width: Annotated[Literal["auto", "node", "all", "two-level"] | Count, NoZero] = "auto"
-    """Wall clock: client ranks that share a lane. A lane can be held up by its own ranks only; 1 is safest, and wider
-    lanes save bytes. ``node``: the ranks of one host. ``all``: all ranks. ``auto``: 1 up to 64 ranks, then ``node``.
-    ``two-level``: one rank of each host leads it, over lanes of one rank; it passes the state on and sends the server
-    sums of what has come in time, so that a rank can hold up nobody and the server hears of hosts only; where arrivals
-    end rounds, which count one by one, it passes its neighbours' messages on."""
+    """Wall clock: client ranks that share a lane, which they alone can hold up; 1 is safest, and wider lanes save
+    bytes. ``node``: the ranks of one host. ``all``: all ranks. ``auto``: 1 up to 64 ranks, then ``node``.
+    ``two-level``: one rank of each host leads it, passes the state on and sends the server sums of what has come in
+    time, or single messages where arrivals end rounds."""
     leaders: Annotated[Literal["node"] | Count, NoZero] = "node"
-    """With lane_width = 'two-level': ranks that lead others. ``node``: one on each host. A number: so many in all, of
-    which each leads as many neighbours as the others."""
+    """``two-level``: ranks that lead others. ``node``: one on each host. A number: so many in all, each with as many
+    neighbours."""
     fan_out: int = Field(FAN_OUT, ge=2)
-    """With lane_width = 'two-level': leaders that the server leads, and that each leader may lead: more of them are a
-    tree."""
+    """``two-level``: leaders that the server, and each leader, may lead: more of them are a tree."""
     lost_after: float | None = Field(None, gt=0)
-    """Wall clock: seconds of silence after which a rank that owes an answer counts as dead; for MPIs that do not tell.
+    """Wall clock: seconds of silence after which a rank that owes an answer counts as dead, for MPIs that do not tell.
     By default never."""
     patience: float = Field(30.0, gt=0)
-    """Seconds for which nothing may move before a rank says on stderr where it stands; at least ten median rounds.
-    Wall clock: also those for which the server waits for ranks before it says for whom. Said again every 5 minutes."""
+    """Seconds, at least ten median rounds, for which nothing may move before a rank says on stderr where it stands, or
+    the server for whom it waits. Said again every 5 minutes."""
     fault_tolerance: Literal["auto", "ulfm"] = "auto"
     """Wall clock: go on without dead ranks where the MPI tells of them (``auto``), or refuse to run elsewhere."""
     lost_clients: Literal["drop", "rehost"] = "drop"
     """Wall clock, where the run goes on without dead ranks: ``drop`` leaves out their clients. ``rehost``: they go on
-    at the ranks with the fewest clients, of several at the first, from the next round on, with the personal state of
-    the last checkpoint; before the first one, with that which they began with."""
+    at the ranks with the fewest clients from the next round on, with the personal state of the last checkpoint, or else
+    their initial one."""
     start_within: float | None = Field(None, gt=0)
-    """Wall clock: seconds for which the server waits for the other ranks, at each step of the start in which it is
-    ready before them. Who is not there by then is lost from the start. By default it waits for ever."""
+    """Wall clock: seconds for which the server waits for other ranks, at each step of the start; who comes later is
+    lost. By default it waits for ever."""
     min_ranks: int | None = Field(None, ge=2)
-    """With ``start_within``: so many ranks, the server among them, are enough to start. By default all."""
+    """With ``start_within``: ranks, the server among them, that are enough to start. By default all."""
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoints = Checkpoints()
     stop: Target = Target()

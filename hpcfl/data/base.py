@@ -230,8 +230,7 @@ class Served(Source, ABC):
     server: int = Field(0, ge=0)
     """Training samples that the server holds itself, beside the clients'."""
     deal: bool = False
-    """Deal the server's samples out to the clients, one each in turn: the training samples are then the same in all,
-    for methods whose server holds none."""
+    """Deal the server's samples out to the clients in turn, for methods whose server holds none."""
 
     @property
     def keeps(self) -> int:

@@ -74,7 +74,7 @@ class Femnist(Source):
         f"{UNSTATED}; the code that makes them: BSD 2-Clause",
     )
     first_classes: int = Field(CLASSES, ge=1, le=CLASSES)
-    """Use only the classes below this number (SRPFL: 10)."""
+    """Use only the classes below this number (SRPFL: 10). By default all."""
     merge: bool = False
     """Clients draw from all users' samples instead of being one user each."""
     classes: int | None = Field(None, ge=1)

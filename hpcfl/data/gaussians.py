@@ -59,10 +59,10 @@ class Gaussians(Source):
     samples_per_class: int = Field(2000, ge=1)
     """Samples of a class, shared out evenly among its holders."""
     test_share: float = Field(0.2, ge=0, lt=1)
-    """Part of a client's samples that is put aside for testing, before the others are thinned."""
+    """Part of a client's samples that is put aside for testing, before thinning."""
     thinning: bool = True
-    """Clients keep a random share of their training samples, uniform on 5 to 100 % for about half of them and on
-    15 to 35 % for the others; the samples kept are drawn with replacement, and small clients may lose a class."""
+    """Clients keep a random share of their training samples, uniform on 5 to 100 % for about half and on 15 to 35 % for
+    the others, drawn with replacement; small clients may lose a class."""
 
     @abstractmethod
     def widths(self) -> tuple[int, int]:

@@ -65,15 +65,15 @@ class Hdf5(Pooled):
     file: str = Field(min_length=1)
     """The file, in the data folder or the working directory."""
     labels: int | None = Field(None, ge=1, le=2**24)
-    """Number of classes, which are counted from 0. By default one more than the largest label, which is then below
-    2^18 or the number of samples."""
+    """Number of classes, counted from 0. By default one more than the largest label, below 2^18 or the number of
+    samples."""
     prune: float = Field(0.0, ge=0, lt=1)
-    """Up to this share of a client's features, drawn by key, is removed (FLIC: 0.1). Not of a pool's."""
+    """Up to this share of a client's features, drawn by key, is removed (FLIC: 0.1), none of a pool's."""
     scale: Scale | None = None
     """Range to which pixels of 0 to 255 are brought. ``unit``: [0, 1]. ``centred``: [-1, 1]. ``mnist``:
     (``unit`` − 0.1307) / 0.3081. By default features stay as they are."""
     tokens: bool = False
-    """Features are integers from 0, such as numbers of words, and stay integers; for models from outside."""
+    """Features are integers from 0, such as numbers of words, for models from outside."""
 
     @property
     def reading(self) -> Reading | None:

@@ -160,8 +160,7 @@ class LinearSpaces(Source):
     noise: float = Field(1e-3, ge=0)
     """Standard deviation of z."""
     gap: float = Field(0.1, gt=0)
-    """Least difference of two eigenvalues of Σ_i, and least eigenvalue; differences are uniform up to twice as
-    much."""
+    """Least eigenvalue of Σ_i, and least difference of two; differences are uniform up to twice as much."""
 
     def check(self, clients: int, data_dir: Path | None) -> Header:
         check_order("data.rank", self.rank, "data.dimension", self.dimension)

@@ -120,21 +120,21 @@ class Pooled(Served):
     }
 
     partition: Literal["iid", "shards", "dirichlet", "file"] = "iid"
-    """How clients share the pool. ``iid``: without regard to classes. ``shards``: each has `classes` distinct ones.
+    """How clients share the pool. ``iid``: without regard to classes. ``shards``: each has `classes` of them.
     ``dirichlet``: in proportions of its own, drawn by `alpha`. ``file``: as `partition_file` says."""
     partition_file: str | None = Field(None, min_length=1)
-    """HDF5 file in the data folder or the working directory: ``clients/<id>/train`` and ``clients/<id>/test`` hold the
-    places of each client's samples in the training and the test pool, from 0 (``file`` only, which needs it)."""
+    """HDF5 file in the data folder or the working directory (``file``, which needs it): ``clients/<id>/train`` and
+    ``clients/<id>/test`` hold each client's places in the training and the test pool, from 0."""
     classes: int | None = Field(None, ge=1)
-    """Distinct classes per client (``shards`` only, which needs it)."""
+    """Distinct classes per client (``shards``, which needs it)."""
     label_groups: int = Field(1, ge=1)
-    """Cut classes and clients into so many groups; a group's clients hold only its classes (``shards`` only)."""
+    """Cut classes and clients into so many groups; a group's clients hold only its classes (``shards``)."""
     alpha: float = Field(0.5, gt=0)
     """Concentration of the class proportions (``dirichlet`` only)."""
     train_samples: int | None = Field(None, ge=1)
     """Use only so many training samples of the pool. By default all."""
     sizes: Literal["equal", "log-normal", "uniform"] = "equal"
-    """Law of the shares of their training parts that clients keep; the largest share is all."""
+    """Law of the shares of their training parts that clients keep; the largest is all."""
     spread: float | None = Field(None, gt=0)
     """Standard deviation of the log of the shares (log-normal), or 1 - the least share (uniform: at most 1)."""
     scale: Scale | None = "unit"

@@ -69,13 +69,12 @@ class UnitCube(Served):
     samples: int = Field(50, ge=1)
     """Training samples of each client, s."""
     test_samples: int = Field(20, ge=0)
-    """Test samples of each client, of the same law; the global test set is those of all."""
+    """Test samples of each client; the global test set is those of all."""
     heterogeneity: float = Field(0.0, ge=0, le=1)
-    """How unlike clients are: from 0, where their features are uniform on the cube and θ* is the truth of all, to 1; at
-    h a client's features are uniform on a box of side 1 - 0.8 h at a random place in the cube, and its truth is θ* + h
-    times standard normals of its own."""
+    """How unlike clients are, h: features are uniform on a box of side 1 - 0.8 h at a random place in the cube, and a
+    client's truth is θ* + h times standard normals."""
     noise: float = Field(0.0, ge=0)
-    """Standard deviation of the targets' noise, or the chance that a class is drawn uniformly instead."""
+    """Standard deviation of the targets' noise, or the chance of a class drawn uniformly instead."""
 
     def check(self, clients: int, data_dir: Path | None) -> Header:
         if self.labels > 1:

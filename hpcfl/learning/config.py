@@ -20,26 +20,21 @@ class TaskConfig(ConfigBase):
     """What is minimised, what tests measure, and what a model from outside does beside its gradients."""
 
     loss: str = "auto"
-    """What a step minimises, a value per sample. ``cross-entropy``: of classes, the mean over a sample's labels where
-    it has several. ``squared-error``: the mean over a sample's numbers. ``auto``: by the labels, whether they are
-    classes or real numbers. ``package.module:function``: ``function(outputs, labels)`` of one client's batch, which
-    returns a tensor ``[B]``."""
+    """What a step minimises, a value per sample. ``cross-entropy``: of classes, the mean over a sample's labels.
+    ``squared-error``: the mean over its numbers. ``auto``: by the labels. ``package.module:function``:
+    ``function(outputs, labels)`` of one client's batch, which returns a tensor ``[B]``."""
     metrics: tuple[str, ...] = METRICS
     """What tests measure beside the loss, each a column of its name and one of ``client_`` and its name. ``accuracy``:
-    the share of classes that are predicted (NaN where labels are none). ``package.module:function``: as for `loss`, the
-    mean over test samples."""
+    the share of classes that are predicted. ``package.module:function``: as for `loss`, the mean over test samples."""
     buffers: Buffers = "mean"
-    """Buffers that training steps change, such as the running statistics of a batch normalisation, which tests use.
-    ``mean``: averaged by the server by the weights of the visits' losses, but for those of personal layers, which are
-    personal. Integers, such as a batch normalisation's number of batches, rise to the largest.
-    ``keep``: they stay as they are made, and tests use these. ``local``: each client's own; the server cannot test.
-    ``static``: of batch normalisations only; training keeps none, and for each test a pass of the shared model over all
-    training data gathers them, means over batches of equal weight (HeteroFL). In real time the server does that alone.
-    """
+    """Buffers that training steps change, as of a batch normalisation. ``mean``: averaged by the server by the weights
+    of the visits' losses, but for personal layers; integers rise to the largest. ``keep``: they stay as they are made.
+    ``local``: each client's own; the server cannot test. ``static``: of batch normalisations only; training keeps none,
+    and each test gathers them in a pass over all training data (HeteroFL), in real time at the server alone."""
 
     embedding: str | None = None
-    """The submodule of a model from outside whose outputs are the latent space, by PyTorch's name; for methods that
-    need one (``flic``, ``fedhenn``). What the model puts out must depend on the features through it alone."""
+    """The submodule of a model from outside whose outputs are the latent space, for ``flic`` and ``fedhenn``. What the
+    model puts out must depend on the features through it alone."""
 
     @property
     def own(self) -> list[tuple[str, str]]:

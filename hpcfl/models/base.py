@@ -21,11 +21,10 @@ class Model(ConfigBase):
     name: str
     initial: str | None = None
     """An HDF5 file of initial values, a dataset for each tensor; ``clients/<number>/<tensor>`` is one client's own, of
-    a layer that is personal. Or what all begin with: safetensors, or a state dict (.pt). By default they are drawn by
-    the seed."""
+    a personal layer. Or what all begin with: safetensors, or a state dict (.pt). By default drawn by the seed."""
     train: tuple[str, ...] = EVERYTHING
     """Patterns of the names of the parameters that are trained, as ``head.*`` or ``*.lora_*``. What none matches is
-    frozen: neither trained nor sent. With such patterns `initial` need not have what is trained."""
+    frozen: neither trained nor sent; `initial` need not have the others."""
     paths: ClassVar[tuple[str, ...]] = ("initial",)
     chain: ClassVar[bool] = True
     """Whether layers follow one another, so that some of them can be computed without the others."""

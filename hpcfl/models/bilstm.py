@@ -18,7 +18,7 @@ class BiLstm(Model):
 
     name: Literal["bilstm"] = "bilstm"
     layers: Width = 2
-    """LSTM layers; what the last one ends with in either direction goes on."""
+    """LSTM layers."""
     hidden: Width = 256
     """Units per layer and direction."""
     dropout: Chance = 0.5

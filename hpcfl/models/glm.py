@@ -22,25 +22,21 @@ class Glm(Model):
 
     name: Literal["glm"] = "glm"
     link: Literal["logistic", "softmax", "tanh", "rough", "identity"] = "logistic"
-    """What outputs are made of z. ``logistic``: two classes by one z, logits (0, z). ``softmax``: a z for each class.
-    ``tanh``: a target, tanh(z). ``rough``: a target, as smooth a function of z as `smoothness` says
-    (`hpcfl.models.modules.custom.Rough`). ``identity``: a target, z: ridge regression. Objectives of the first two and
-    the last are convex.
-    """
+    """What outputs are made of z. ``logistic``: two classes, logits (0, z). ``softmax``: a z for each class. ``tanh``:
+    a target, tanh(z). ``rough``: a target, as smooth a function of z as `smoothness` says. ``identity``: a target, z:
+    ridge regression. Objectives are convex but for ``tanh`` and ``rough``."""
     layers: int = Field(1, ge=1)
-    """Number of layers, at most the number of features. z is a sum of so many linear terms, each of features of its
-    own, in their order; the objective is the same. In a round of SALF the last features' layer is ready first.
-    """
+    """Number of layers, at most that of features: z is a sum of so many linear terms, each of features of its own, in
+    their order. In a round of SALF the last features' layer is ready first."""
     bias: bool = True
     """z has a constant term."""
     ridge: float = Field(0.0, ge=0)
-    """μ of the penalty μ/2·‖θ‖² on all parameters, biases included, which belongs to the objective."""
+    """μ of the penalty μ/2·‖θ‖² on all parameters, biases included, a part of the objective."""
     smoothness: float = Field(1.0, gt=0)
-    """η (rough): the gradient's Hölder order as a function of a sample's features. At most 1, it is no Lipschitz
-    function of the parameters either.
-    """
+    """η (rough): the gradient's Hölder order as a function of features; up to 1 it is no Lipschitz function of the
+    parameters either."""
     roughness: float = Field(0.5, ge=0, lt=1)
-    """Share of the slope of the rough link that its waves may take away or add (rough); below 1 it is monotone."""
+    """Share of the slope of the rough link that its waves may add or take away (rough); below 1 it is monotone."""
 
     @property
     def penalty(self) -> float:

@@ -22,9 +22,8 @@ class Latent(Model):
 
     name: Literal["latent"] = "latent"
     embedding: Literal["dense", "convolutions", "identity"] = "dense"
-    """``dense``: linear layers, ReLU between them. ``convolutions``: two convolutions with max-pooling and a sigmoid
-    each, then one linear layer. ``identity``: none; features must have `dimension` coordinates.
-    """
+    """``dense``: linear layers, ReLU between them. ``convolutions``: two with max-pooling and a sigmoid each, then one
+    linear layer. ``identity``: none; features must have `dimension` coordinates."""
     widths: tuple[Width, ...] = (64, 64)
     """Widths of the dense embedding's hidden layers."""
     channels: tuple[Width, Width] = (8, 16)
@@ -32,11 +31,10 @@ class Latent(Model):
     dimension: Width = 64
     """Dimension of the latent space, k."""
     rectify: bool = False
-    """A ReLU at the end of the embedding; what is never negative cannot be distributed as a Gaussian."""
+    """A ReLU at the end of the embedding; what is never negative is no Gaussian."""
     hidden: tuple[Width, ...] = ()
-    """Widths of the layers between embedding and classifier, each with a LeakyReLU of slope 0.01: empty for FLIC-Class,
-    one for FLIC-HL.
-    """
+    """Widths of the layers between embedding and classifier, with a LeakyReLU of slope 0.01: empty for FLIC-Class, one
+    for FLIC-HL."""
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         if self.embedding == "identity" and prod(shape) != self.dimension:

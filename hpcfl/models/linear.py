@@ -19,9 +19,8 @@ class Linear(Model):
     rank: int = Field(2, ge=1)
     """Dimension of the representation, k."""
     dimension: int | None = Field(None, ge=1)
-    """Coordinates to which an affine embedding brings the features first. By default there is none. Only the
-    embedding knows the shape of the features.
-    """
+    """Coordinates to which an affine embedding, which alone knows the features' shape, brings them first. By default
+    there is none."""
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         most = prod(shape) if self.dimension is None else self.dimension

@@ -19,7 +19,7 @@ class Mlp(Model):
     dropout: Chance = 0.0
     """Chance that a hidden unit is dropped while training."""
     softmax: bool = False
-    """The outputs go through a softmax before the loss applies its own, as in SRPFL's released code."""
+    """The outputs go through a softmax before the loss applies its own (SRPFL's released code)."""
 
     def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, torch.nn.Sequential]]:
         layers = dense([prod(shape), *self.hidden, classes], self.dropout)

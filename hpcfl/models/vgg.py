@@ -25,7 +25,7 @@ class Vgg(ModuleModel):
 
     name: Literal["vgg"] = "vgg"
     depth: Literal[11, 13, 16, 19] = 11
-    """Which network: 3 more than its convolutions, since the original has three linear layers."""
+    """Which network: its convolutions and three, as the original has three linear layers."""
     width: Width = 64
     """Channels of the first block; the others have 2, 4, 8 and 8 times as many."""
 

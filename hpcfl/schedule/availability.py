@@ -77,30 +77,30 @@ class Availability(ConfigBase):
     """``always``: everybody is there. ``on-off``: clients come and go by a law. ``diurnal``: each is there for the same
     part of every day. ``table``: a file says who is there when."""
     leaves: Literal["lost", "partial", "stays"] = "lost"
-    """What becomes of a visit whose client leaves before its end. ``lost``: nothing of it counts. ``partial``: what it
-    has sent by then counts as far as ``participation.partial`` says. ``stays``: nobody leaves during a visit."""
+    """What becomes of a visit whose client leaves. ``lost``: nothing counts. ``partial``: what it has sent counts as
+    ``participation.partial`` says. ``stays``: nobody leaves during a visit."""
     law: Literal["lognormal", "gamma", "weibull"] = "lognormal"
-    """The law of the intervals (``on-off`` only); ``gamma`` with a spread of 1 is exponential."""
+    """The law of the intervals (``on-off``); ``gamma`` with a spread of 1 is exponential."""
     on: float = Field(3600.0, gt=0)
-    """Mean seconds for which a client is there (``on-off`` only)."""
+    """Mean seconds for which a client is there (``on-off``)."""
     off: float = Field(3600.0, gt=0)
-    """Mean seconds for which it is not: it is there for on/(on + off) of the time (``on-off`` only)."""
+    """Mean seconds for which it is not: it is there for on/(on + off) of the time (``on-off``)."""
     on_spread: float = Field(1.0, gt=0)
-    """Spread of the seconds for which a client is there, as in ``[speed]`` (``on-off`` only)."""
+    """Spread of the seconds for which a client is there, as in ``[speed]`` (``on-off``)."""
     off_spread: float = Field(1.0, gt=0)
-    """Spread of the seconds for which it is not (``on-off`` only)."""
+    """Spread of the seconds for which it is not (``on-off``)."""
     rhythm: float = Field(0.0, ge=0, lt=1)
-    """How much faster clients come, and more slowly go, at noon of each day than on average, and the other way round
-    at its beginning (``on-off`` only). Means over a day stay nearly what they are."""
+    """How much faster clients come, and more slowly go, at noon of each day than on average; the other way round at its
+    beginning (``on-off``)."""
     period: float | None = Field(None, gt=0)
-    """Seconds of a day, 86,400 by default; a ``table`` begins anew after so many, by default never."""
+    """Seconds of a day, by default 86,400; a ``table`` begins anew after so many, by default never."""
     share: float = Field(0.5, gt=0, lt=1)
-    """Part of the day for which a client is there (``diurnal`` only)."""
+    """Part of the day for which a client is there (``diurnal``)."""
     phases: float = Field(1.0, ge=0, le=1)
-    """How far the clients' days lie apart, as a part of a day: 0 all begin at once, 1 anywhere (``diurnal`` only)."""
+    """How far the clients' days lie apart, as a part of a day: 0 all begin at once, 1 anywhere (``diurnal``)."""
     file: str | None = None
-    """A CSV file with columns ``client,start,end``: a client is there from one second on, and until another (``table``
-    only, which needs it). Whom it does not have is never there."""
+    """A CSV file with columns ``client,start,end``, the seconds from and until which a client is there (``table``,
+    which needs it). Whom it does not have is never there."""
     paths: ClassVar[tuple[str, ...]] = ("file",)
 
     @property

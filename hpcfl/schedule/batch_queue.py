@@ -17,7 +17,7 @@ LAW = "mean", "between", "within", "persistence"
 
 
 class BatchQueue(ConfigBase):
-    """What a visit waits in a batch queue before it starts: by a law, or as a table says."""
+    """What a visit waits in a batch queue before it starts."""
 
     model: Literal[
         "none", "lognormal", "gamma", "weibull", "pareto", "shifted-exponential", "uniform-about", "table"
@@ -26,13 +26,13 @@ class BatchQueue(ConfigBase):
     mean: float = Field(1.0, gt=0)
     """Seconds in the mean over clients and rounds."""
     between: float = Field(0.0, ge=0)
-    """Spread between clients, as the law has it; drawn once per run."""
+    """Spread between clients, as the law has it."""
     within: float = Field(0.0, ge=0)
     """Spread of one client's waits, as the law has it."""
     persistence: float = Field(0.0, gt=-1, lt=1)
     """How much of a wait's deviation is there in the next round."""
     file: str | None = None
-    """With ``model = "table"``: a table of seconds, as ``speed.file`` has them."""
+    """A table of seconds, as ``speed.file`` has them (``table``)."""
     paths: ClassVar[tuple[str, ...]] = ("file",)
 
     @cached_property

@@ -23,10 +23,9 @@ class Evaluate(ConfigBase):
     last: int = Field(10, ge=1)
     """Models are also evaluated after each of so many last rounds of the run."""
     objective: bool = False
-    """Record the objective too: the mean loss over all training samples, the clients' under the models that they
-    predict with (of those that take part), the server's own (if it holds any) under the shared one, each with the
-    penalty. Nothing is drawn for it: no dropout, no augmentation. In real time it is not known where a client did not
-    answer."""
+    """Record the objective too: the mean loss over all training samples, of clients that take part under the models
+    that they predict with, of the server's under the shared one, with the penalty, without dropout or augmentation. In
+    real time it is not known where a client did not answer."""
 
     def due(self, done: int, rounds: int) -> bool:
         """Return whether the state after `done` of `rounds` rounds is evaluated."""
@@ -34,14 +33,14 @@ class Evaluate(ConfigBase):
 
 
 class Target(ConfigBase):
-    """When a run ends before its last round. It is done then, and may be given more rounds."""
+    """When a run ends before its last round; it is done then, and may be given more."""
 
     accuracy: float | None = Field(None, gt=0, le=1)
-    """End after the first test that gives so much accuracy: of the shared model, or where that is not tested the mean
-    over the clients' own. By default never."""
+    """End after the first test with so much accuracy, of the shared model or, if that is not tested, the mean over
+    clients. By default never."""
     patience: int | None = Field(None, ge=1)
-    """End after so many tests in a row that are no better than an earlier one, by accuracy or, where a task has none,
-    by the loss. By default never."""
+    """End after so many tests in a row without a better one, by accuracy or, where a task has none, by the loss. By
+    default never."""
 
     def check(self, metrics: Iterable[str]) -> None:
         """Raise UsageError where no test gives an accuracy that is waited for."""
@@ -58,10 +57,10 @@ class Checkpoints(ConfigBase):
     keep: int = Field(2, ge=1)
     """Checkpoints that are kept, the newest ones."""
     keep_every: int | None = Field(None, ge=1)
-    """Keep for good those after a multiple of so many rounds, itself a multiple of `every`; by default none."""
+    """Keep for good those after a multiple of so many rounds, itself a multiple of `every`. By default none."""
     keep_best: str | None = None
     """Keep the best one too, by this figure of its evaluation: ``test_loss``, a metric (``accuracy``), ``objective``;
-    where there is no global test set, by the mean of the clients' own. Of equals the newest. By default none."""
+    without a global test set by the mean of the clients' own. Of equals the newest. By default none."""
     best: Literal["auto", "largest", "smallest"] = "auto"
     """What is best. ``auto``: the smallest loss or objective, the largest metric."""
 

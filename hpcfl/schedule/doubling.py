@@ -55,12 +55,12 @@ class Doubling(ConfigBase):
     """
 
     when: Literal["never", "rounds", "theory", "plateau", "gradient"] = "never"
-    """What ends a stage. ``rounds``: a number of rounds. ``theory``: as many rounds as SRPFL's theory gives it (eq.
-    203). ``plateau``: that the training loss has stopped falling, which needs no constant. ``gradient``: FLANP's
-    criterion, a small averaged gradient. ``never``: there is one stage."""
+    """What ends a stage. ``rounds``: a number of rounds. ``theory``: the rounds of SRPFL's theory (eq. 203).
+    ``plateau``: that the training loss has stopped falling. ``gradient``: FLANP's criterion, a small averaged gradient.
+    ``never``: there is one stage."""
     by: Literal["clients", "samples"] = "clients"
     """What doubles. ``clients``: the visits. ``samples``: the samples that they hold together, at first n0 visits'
-    worth (SRPFL, appendix C: for clients of very unequal sizes)."""
+    worth (SRPFL, appendix C)."""
     rounds: int = Field(10, ge=1)
     """Rounds per stage (``rounds``)."""
     contraction: float = Field(0.1, gt=0, le=0.25)
@@ -68,16 +68,14 @@ class Doubling(ConfigBase):
     distance: float = Field(1.0, gt=0)
     """Distance at the start, dist(B0, B*) (``theory``)."""
     skip: bool = False
-    """Follow the distance, so that stages that are to end above it take no round (``theory``); if not, every stage
-    takes the rounds that the formula gives it."""
+    """Follow the distance, so that stages that are to end above it take no round (``theory``)."""
     patience: int = Field(5, ge=1)
-    """Rounds without a fall of the training loss after which a stage ends (``plateau``)."""
+    """Rounds without a fall of the training loss that end a stage (``plateau``)."""
     tolerance: float = Field(1e-3, ge=0)
     """Relative fall that counts as one (``plateau``)."""
     threshold: float = Field(0.01, gt=0)
-    """A stage ends when the square of the round's averaged gradient is at most ``threshold / 2^r`` (``gradient``):
-    FLANP's bound, which is inversely proportional to the participants. The gradient is the mean update of all that is
-    shared over the learning rate, so where visits take several steps it is the sum over these steps."""
+    """A stage ends when the square of the averaged gradient, the mean update of all that is shared over the learning
+    rate, is at most ``threshold / 2^r`` (``gradient``)."""
 
     def check(self, participation: Participation) -> None:
         """Raise UsageError where rounds do not close with the first visits."""

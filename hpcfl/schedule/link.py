@@ -58,20 +58,19 @@ class Link(ConfigBase):
     """What a visit's messages take beside its computing. By default nothing."""
 
     down: Rate = UNLIMITED
-    """Bandwidth from the server to each client, with its unit: bit/s or B/s (bytes), with k, M, G or T before it, as in
-    ``"20 Mbit/s"`` or ``"1.5 MB/s"``. What a visit begins with is there only after so long."""
+    """Bandwidth from the server to each client, in bit/s or B/s (bytes) with k, M, G or T: ``"20 Mbit/s"``, ``"1.5
+    MB/s"``. A visit begins only after so long."""
     up: Rate = UNLIMITED
-    """Bandwidth from each client to the server. Layers that leave one by one follow one another."""
+    """Bandwidth from each client to the server; layers follow one another."""
     latency: float = Field(0.0, ge=0)
     """Seconds of each way: 50 ms are 0.05."""
     between: float = Field(0.0, ge=0)
     """Spread between clients: of the logarithm of their bandwidths, drawn once per run; the mean stays."""
     file: str | None = None
-    """Instead of the four keys above a CSV file with columns ``client,down,up,latency``: bytes per second, and
+    """Instead of the four keys above a CSV file with columns ``client,down,up,latency`` in bytes per second and
     seconds."""
     server: Rate = UNLIMITED
-    """Bandwidth of the server that all uploads of a round share: each has a fair share, and what one cannot use for its
-    own ``up`` the others have (max-min fairness)."""
+    """Bandwidth of the server that all uploads of a round share, by max-min fairness."""
     paths: ClassVar[tuple[str, ...]] = ("file",)
 
     def check(self, clients: int) -> None:

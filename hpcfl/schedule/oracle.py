@@ -24,11 +24,10 @@ class Oracle(ConfigBase):
     """What federated oracle complexity is reckoned with; nothing of a run depends on it."""
 
     record: bool = False
-    """Record what each round costs: gradients, vectors sent, epochs, and both together by `phi`."""
+    """Record what each round costs: gradients, vectors sent, epochs, and all by `phi`."""
     phi: float | None = Field(None, ge=0)
-    """φ, the cost of sending the numbers of one model to the server over that of one sample's gradient. It is large
-    (φ ≫ 1), and the paper names no value; 0 counts gradients alone. `record` needs it; `hpcfl check` reckons with it
-    whatever `record` is."""
+    """φ, the cost of sending one model's numbers to the server over that of one sample's gradient: large, and the paper
+    names no value; 0 counts gradients alone. `record` needs it."""
 
     def check(self) -> None:
         """Raise UsageError where costs are to be recorded that nothing is known of."""

@@ -36,99 +36,91 @@ class Participation(ConfigBase):
     """Who is invited to a round, and when it closes: two independent choices."""
 
     hold_out: Annotated[int | tuple[int, ...], worded("a number of clients or a list of ids")] = 0
-    """Clients that are kept out of the run, to be its newcomers (`hpcfl adapt`): the last so many, or those whose ids
-    are listed. They are never invited, and their accuracy during the run is not known; all that counts clients counts
-    the others."""
+    """Clients that are kept out of the run, to be its newcomers (`hpcfl adapt`): the last so many, or these ids. All
+    that counts clients counts the others."""
 
     invite: Literal["all", "uniform"] = "all"
     """``all``: everybody. ``uniform``: `size` clients, drawn anew for each round."""
     size: int | None = Field(None, ge=1)
-    """Clients invited per round (``uniform`` only, which needs it); at most those that take part."""
+    """Clients invited per round (``uniform``, which needs it); at most those that take part."""
     close: Literal["all", "first", "quorum", "deadline", "arrivals"] = "all"
-    """What ends a round. ``all``: the last visit. ``first``: the first `first` visits. ``quorum``: that `grace` seconds
-    have passed since the first `quorum` visits were there. ``deadline``: that `deadline` has passed. ``arrivals``: that
-    `buffer` visits have arrived, whichever state they began with; nobody is waited for, and others go on."""
+    """What ends a round. ``all``: the last visit. ``first``: the first `first` visits. ``quorum``: `grace` seconds
+    after the first `quorum` visits. ``deadline``: that `deadline` has passed. ``arrivals``: `buffer` visits, whichever
+    state they began with; others go on."""
     first: int | None = Field(None, ge=1)
-    """Visits that a round waits for (``close = "first"`` only, which needs it); at most as many as are invited."""
+    """Visits that a round waits for (``first``, which needs it); at most as many as are invited."""
     quorum: int | None = Field(None, ge=1)
-    """Visits after which a round goes on for `grace` seconds at most (``close = "quorum"`` only, which needs it); at
-    most as many as are invited."""
+    """Visits after which a round goes on for `grace` seconds (``quorum``, which needs it); at most as many as are
+    invited."""
     grace: float | None = Field(None, ge=0)
-    """Seconds for which a round that has its `quorum`, or its `buffer` of arrivals, goes on for more; by default 0."""
+    """Seconds for which a round that has its `quorum`, or its `buffer` of arrivals, goes on; by default 0."""
     deadline: Annotated[Deadline | None, worded("seconds, 'adaptive', 'planned' or [[round, seconds], ...]")] = None
-    """Seconds above 0 after which a round closes, fewer or more of them from some rounds on (``[[0, 1.0], [100,
-    0.5]]``), what past visits suggest (``adaptive``), or what is best by SALF's bound (``planned``: ADEL-FL). With
-    ``close = "deadline"`` it is 1.0 by default; beside ``first``, ``quorum`` and the `buffer` of ``arrivals`` it is an
-    upper bound, by default none."""
+    """Seconds above 0 after which a round closes, also by rounds (``[[0, 1.0], [100, 0.5]]``); ``adaptive``: what past
+    visits suggest; ``planned``: what is best by SALF's bound (ADEL-FL). With ``close = "deadline"`` 1.0 by default;
+    beside ``first``, ``quorum`` and ``arrivals`` an upper bound, by default none."""
     concurrency: int | None = Field(None, ge=1)
-    """Clients at work at any time (``close = "arrivals"`` only), in real time at most one of each rank; by default all
-    that take part."""
+    """Clients at work at any time (``arrivals``), in real time at most one of each rank; by default all that take
+    part."""
     buffer: int | None = Field(None, ge=1)
-    """Visits that have to arrive for the server to take a step, K (``close = "arrivals"`` only, which needs it, a
-    `deadline` or a rule of `dispatch`). It may be more than `concurrency`: who has reported goes out again, unless
-    `once_per_version` forbids it."""
+    """Visits that have to arrive for a step of the server, K (``arrivals``, which needs it, a `deadline` or a rule of
+    `dispatch`). It may exceed `concurrency`, unless `once_per_version` is set."""
     every_client: bool = False
-    """Wait for every client, and let all count alike, however often each has reported (``close = "arrivals"`` only).
-    The server takes a step when the harmonic mean of their numbers of visits is at least `buffer` over the number of
-    clients; whoever has reported `buffer` times waits for it. It needs ``max_staleness = 0`` and a `buffer` of one
-    visit per client or more: this is Malenia SGD (Tyurin & Richtárik, NeurIPS 2023)."""
+    """Wait for every client, and let all count alike, however often each has reported (``arrivals``): Malenia SGD
+    (Tyurin & Richtárik, NeurIPS 2023). A round ends when the harmonic mean of their numbers of visits is `buffer` over
+    the number of clients. It needs ``max_staleness = 0`` and a `buffer` of one visit per client or more."""
     max_staleness: int | None = Field(None, ge=0)
-    """Visits that began more versions ago than this do not count (``close = "arrivals"`` only); by default all do."""
+    """Visits that began more versions ago than this do not count (``arrivals``). By default all do."""
     stop_stale: bool = False
-    """Stop a visit as soon as it is too old by `max_staleness`, and send a client out instead; else it goes on to its
-    end, in vain (``close = "arrivals"`` only)."""
+    """Stop a visit as soon as it is too old by `max_staleness`, and send a client out instead (``arrivals``); else it
+    goes on in vain."""
     dispatch: Literal["uniform", "reporter", "fedcompass", "fedqueue"] = "uniform"
-    """Who is sent out when a client has reported (``close = "arrivals"`` only). ``uniform``: any of those that are not
-    at work, drawn uniformly. ``reporter``: the same one. ``fedcompass``, ``fedqueue``: who was merged, with as many
-    local steps as ``[scheduler]`` lets that rule choose, which says too when the server takes a step (in real time each
-    client needs a rank of its own; see `hpcfl.schedule.scheduler`)."""
+    """Who is sent out when a client has reported (``arrivals``). ``uniform``: any of those not at work, drawn
+    uniformly. ``reporter``: the same one. ``fedcompass``, ``fedqueue``: who was merged; the rule, with ``[scheduler]``,
+    chooses their local steps and when the server takes a step; in real time each client then needs a rank of its
+    own."""
     once_per_version: bool = False
-    """Send a client out at most once with the same state (``close = "arrivals"`` only); else one that has reported may
-    begin anew with it, with other samples."""
+    """Send a client out at most once with the same state (``arrivals``); else it may begin anew with it, with other
+    samples."""
     max_seconds: float | None = Field(None, gt=0)
-    """Seconds after which a visit reports what it has done, as `partial` says (``close = "arrivals"`` only); by default
-    it takes as long as it takes."""
+    """Seconds after which a visit reports what it has done, as `partial` says (``arrivals``). By default none."""
     slack: float | None = Field(None, gt=0, le=1)
-    """Share of the time left by which a `buffer` of arrivals goes on for more, in place of a `grace`: of the seconds of
-    `overlap` local steps, what it took to fill the buffer and ``speed.communication`` have not used up yet. This is
-    Decoupled DiLoCo's grace (Douillard et al., arXiv 2604.21428), but by the seconds of each step of the server; by
-    default there is none."""
+    """Share of the time left for which a `buffer` of arrivals goes on, in place of a `grace`: of the seconds of
+    `overlap` local steps, what filling the buffer and ``speed.communication`` have not used up (Douillard et al., arXiv
+    2604.21428). By default none."""
     overlap: int = Field(2, ge=1)
-    """Local steps, of the mean seconds of those that have come, in which a merge should be over (`slack`)."""
+    """Local steps, of the mean seconds of those that have come, that a merge should take at most (`slack`)."""
     adaptive_quantile: float = Field(0.9, gt=0, le=1)
     """Quantile of the past visits' seconds that an adaptive deadline is."""
     adaptive_window: int = Field(100, ge=1)
-    """Number of past visits that an adaptive deadline looks at; one that missed its deadline counts as twice
-    that deadline."""
+    """Number of past visits that an adaptive deadline looks at; who missed a deadline counts as twice that."""
     adaptive_first: float = Field(10.0, gt=0)
     """Seconds that an adaptive deadline is before any visit is known."""
     planned_seconds: float | None = Field(None, gt=0)
-    """Seconds that planned deadlines are in all, T_max (``deadline = "planned"`` only, which needs it): before the
-    first round they are chosen so that SALF's bound is least, see `hpcfl.schedule.deadlines`. Rounds that are complete
-    earlier take less, void attempts and `speed.communication` come on top."""
+    """Seconds that planned deadlines are in all, T_max (``planned``, which needs it). Rounds that are complete earlier
+    take less; void attempts and `speed.communication` come on top."""
     planned_least: float = Field(0.5, gt=0)
     """The fewest seconds of a planned deadline, T_min."""
     planned_gamma: float = Field(0.0, ge=0)
     """γ of the bound, whose steps fall as 1/(t + γ), t = 1, 2, …: the smaller, the longer are the first deadlines.
-    SALF's ``lr/(1 + decay·k)`` falls so for γ = 1/`decay` − 1; the authors take max(8 ρ_s/ρ_c, 1) − 1."""
+    SALF's `decay` is 1/(γ + 1); the authors take max(8 ρ_s/ρ_c, 1) − 1."""
     planned_noise: float = Field(1.0, ge=0)
-    """The variance of one sample's gradient over G², the bound of its mean square: at most 1. By it `hpcfl check` says
-    which part of `algorithm.batch` suits planned deadlines best."""
+    """The variance of one sample's gradient over G², the bound of its mean square: at most 1. `hpcfl check` says by it
+    which `algorithm.batch` suits best."""
     min_clients: int = Field(0, ge=0)
-    """A round in which fewer visits than this count is void and repeated: all is drawn anew, its time counts,
-    nothing else of it does. The probabilities that an algorithm may use stay those of a single attempt."""
+    """A round in which fewer visits than this count is void and repeated: all is drawn anew, and only its time counts.
+    Probabilities stay those of one attempt."""
     partial: Literal["auto", "layers", "steps", "discard"] = "auto"
     """What becomes of a visit that was not complete when the round closed. ``layers``: those that had arrived count, of
     methods that send layers one by one; asked to, ``fedavg`` and ``lg_fedavg`` do so with the last of their `steps`.
-    ``steps``: the local steps that fit do. ``discard``: nothing of it does (drop-stragglers). ``auto``: layers where
-    the method always sends them, else nothing."""
+    ``steps``: the local steps that fit. ``discard``: nothing. ``auto``: layers where the method always sends them, else
+    nothing."""
     work: Literal["alike", "speed"] = "alike"
-    """How many local steps whole visits take. ``alike``: as many as the method says. ``speed``: that is for the client
-    of the fewest expected seconds per step, others take as many as it takes time for, rounded down, one at least: the
-    dynamic local updates of asynchronous DiLoCo (Liu et al., arXiv 2401.09135, eq. 6)."""
+    """How many local steps whole visits take. ``alike``: as many as the method says. ``speed``: so many for the client
+    of the fewest expected seconds per step; for others as many as fit into its time, one at least (Liu et al., arXiv
+    2401.09135, eq. 6)."""
     snapshot: int = Field(0, ge=0)
-    """Real time, ``partial = "steps"``: every so many local steps a client keeps ready what it would send if it stopped
-    there, and sends the last of it where a step does not end in time; 0: never."""
+    """Real time, ``partial = "steps"``: local steps after which a client keeps ready what it would send, for a step
+    that does not end in time; 0: never."""
     only_for: ClassVar[Mapping[str, tuple[str, str | tuple[str, ...]]]] = {
         "size": ("invite", "uniform"),
         "first": ("close", "first"),
@@ -411,13 +403,13 @@ class Staleness(ConfigBase):
     1/(a(x − b) + 1) (both Xie, Koyejo & Gupta, arXiv 1903.03934). ``adaptive``: b/max(b, x), of delay-adaptive SGD
     (Mishchenko et al., NeurIPS 2022). ``harmonic``: 1/(1 + ax). ``exponential``: e^(−ax) (FedQueue has both)."""
     a: float | None = Field(None, gt=0)
-    """How fast it falls: by default 0.5 of ``polynomial``, FedBuff's, 10 of ``hinge``, and 1 of the others."""
+    """How fast it falls: by default 0.5 of ``polynomial`` (FedBuff), 10 of ``hinge``, 1 of the others."""
     divisor: Literal["visits", "weights", "clients"] = "visits"
     """What the sum of changes, each times its weight and s, is divided by. ``visits``: the weights of the visits that
-    have come. ``weights``: these times s, so that what counts adds up to 1 (FedQueue). ``clients``: the weights of all
-    clients (FedCompass). The last two in simulated time, or where a rule says whose visits are taken together."""
+    have come. ``weights``: these times s (FedQueue). ``clients``: the weights of all clients (FedCompass). The last two
+    in simulated time, or by a rule of `participation.dispatch`."""
     b: int | None = Field(None, ge=0)
-    """The staleness up to which it is 1: by default 4 of ``hinge``, and of ``adaptive`` `participation.concurrency`."""
+    """The staleness up to which it is 1: by default 4 of ``hinge``, `participation.concurrency` of ``adaptive``."""
 
     falling: ClassVar[dict[str, str | tuple[str, ...]]] = {
         "a": ("polynomial", "hinge", "harmonic", "exponential"),

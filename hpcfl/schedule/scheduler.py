@@ -37,20 +37,19 @@ class Stepping(Protocol):
 
 
 class Scheduler(ConfigBase):
-    """What the rules need that send clients out with as many steps as suits, see ``participation.dispatch``."""
+    """What rules of ``participation.dispatch`` need that choose local steps."""
 
     least_steps: int = Field(20, ge=1)
-    """Local steps of a visit at least, FedCompass' Q_min and FedQueue's E_0; at most they are ``algorithm.steps``."""
+    """Local steps of a visit at least, FedCompass' Q_min and FedQueue's E_0; at most ``algorithm.steps``."""
     patience: float = Field(1.5, ge=1)
-    """FedCompass' λ: a group is waited for until so many times the seconds have passed that its first member should
-    take."""
+    """FedCompass' λ: a group is waited for until this times the seconds that its first member should take."""
     period: float = Field(3600.0, gt=0)
     """FedQueue's T_sync: seconds after which all should be back; the server waits 1.15 times as long."""
     margin: float = Field(60.0, ge=0)
-    """FedQueue's θ: seconds of a `period` that are left for what is not foreseen."""
+    """FedQueue's θ: seconds of a `period` that are left for the unforeseen."""
     allowance: float = Field(0.2, ge=0)
-    """FedQueue's α: the share of a `period` by which a wait in the queue may be longer than expected; who waits longer
-    is merged in the next round."""
+    """FedQueue's α: the share of a `period` by which a wait in the queue may exceed the expected; who waits longer is
+    merged a round later."""
     asked_by: ClassVar[dict[str, tuple[str, ...]]] = {
         "least_steps": ("fedcompass", "fedqueue"),
         "patience": ("fedcompass",),

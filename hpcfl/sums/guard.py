@@ -48,8 +48,8 @@ class Guard(ConfigBase):
     """
 
     max_norm: float | None = Field(None, gt=0)
-    """Largest norm at which messages count: so many times the median Euclidean norm of those accepted in
-    the last 10 rounds (of the layer, where layers are sent one by one). By default messages of all sizes count."""
+    """Largest norm at which messages count: so many times the median Euclidean norm of those accepted in the last 10
+    rounds (of the layer, where layers are sent one by one). By default all count."""
 
     most: float = Field(0.5, ge=0, le=1)
     """A round in which more than this share of the visits that arrived is rejected ends the run: it has diverged."""

@@ -39,35 +39,35 @@ class FedLrgd(Algorithm):
     rank: int = Field(8, ge=1)
     """Surrogate samples, which the server holds, and parameter vectors ϑ, r."""
     lr: float = Field(0.1, gt=0)
-    """Step size of the server's descent, 1/L1 in the paper: L1 is the Lipschitz constant of the loss's gradient."""
+    """Step size of the server's descent, 1/L1 in the paper, L1 being the Lipschitz constant of the loss's gradient."""
     steps: int = Field(10, ge=1)
-    """Steps of inexact gradient descent per round; S of the paper is this times the rounds without clients."""
+    """Steps of inexact gradient descent per round; the paper's S is this times the rounds without clients."""
     tolerance: float = Field(0.0, ge=0)
     """Descend no more once the norm of the inexact gradient is at most this."""
     growth: float = Field(100.0, gt=1)
-    """Go back to where the norm was least, and stay there, once it has grown by this factor: weights may be negative,
-    and descent on them may diverge."""
+    """Go back to where the norm was least, and stay there, once it has grown by this factor: descent on negative
+    weights may diverge."""
     reach: float = Field(30.0, gt=0)
-    """Go back so too once θ is farther from the initial parameters than this times ``scale·√p``, the distance of ϑ."""
+    """Go back so too once θ is farther from the initial parameters than this times ``scale·√p``."""
     scale: float = Field(1.0, ge=0)
     """Standard deviation of ϑ around the initial parameters: as far as the descent may lead."""
     penalty: Literal["reweighted", "exact"] = "reweighted"
-    """The gradient of the model's penalty. ``reweighted``: it is part of what is re-weighted (the paper). ``exact``: it
-    is added as it is."""
+    """The gradient of the model's penalty. ``reweighted``: it is re-weighted too (the paper). ``exact``: it is added as
+    it is."""
     truncation: float = Field(1e-8, ge=0, lt=1)
-    """Singular values of G^(i) of at most this times the largest are left out, and what precision does not resolve."""
+    """Singular values of G^(i) of at most this times the largest, and what precision does not resolve, are left out."""
     damping: float = Field(0.0, ge=0)
     """Tikhonov regularisation of the solution, relative to the largest singular value; 0: none."""
     solve_at: Literal["server", "client"] = "server"
-    """Who solves for the weights. ``server``: the server, once. ``client``: each client (the paper), for which a round
-    before theirs sends them p inverses of r × r numbers."""
+    """Who solves for the weights. ``server``: the server, once. ``client``: each client (the paper), to which a round
+    before sends p inverses of r × r numbers."""
     pipelined: bool = False
     """Sums leave as r messages of p numbers, as printed, instead of one of r·p."""
     batch: int = Field(0, ge=0)
     """Samples of a client in one pass; 0: all of them. It changes memory and last bits."""
     memory: int = Field(1024, ge=1)
-    """Megabytes that matrices G^(i), their factors and gradients may take at a time at the server. G is computed and
-    solved for so many coordinates at a time; where that takes several passes, gradients are computed again."""
+    """Megabytes that matrices G^(i), their factors and gradients may take at a time at the server; where several passes
+    are needed, gradients are computed again."""
     theory: bool = False
     """Insist on the theory's assumptions: features in [0, 1]^d, a penalty, smooth layers, all clients in time."""
     metric_columns: ClassVar[dict[str, str]] = {

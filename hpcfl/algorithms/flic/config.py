@@ -60,7 +60,7 @@ class FlicKeys(Algorithm):
     spread: float = Field(1.0, ge=0)
     """Standard deviation of the coordinates of the first means."""
     deviation: float = Field(1.0, gt=0)
-    """Standard deviation of each anchor's coordinates: its covariance is, or begins as, the square of it times I."""
+    """Standard deviation of each anchor's coordinates: its covariance is, or begins as, its square times I."""
     anchor_lr: float | None = Field(None, gt=0)
     """Step size of the anchors. By default `lr`."""
     anchor_optimizer: Literal["adam", "sgd"] | None = None
@@ -69,35 +69,35 @@ class FlicKeys(Algorithm):
     """Steps that the anchors take each time."""
     anchor_every: Literal["visit", "batch"] = "visit"
     """When the anchors learn. ``visit``: at its end, on all that the client has. ``batch``: after each local step, on
-    its batch; all else still sees them as they were served (the authors' code)."""
+    its batch; all else sees them as they were served (the authors' code)."""
     anchor_persist: bool = False
-    """Keep the memory of a client's ``adam`` for the anchors from visit to visit, or start it anew."""
+    """Keep the memory of a client's ``adam`` for the anchors from visit to visit."""
     anchor_loss: Literal["held", "means"] = "held"
-    """``held``: the anchors that a client holds move by `lambda1` and `lambda2`. ``means``: all of them move, by the
-    distance with weight 1 and ``1/C Σ_c ℓ(c, g(v_c))``."""
+    """``held``: the anchors that a client holds move by `lambda1` and `lambda2`. ``means``: all move, by the distance
+    with weight 1 and ``1/C Σ_c ℓ(c, g(v_c))``."""
     weights: Literal["uniform", "samples"] = "uniform"
-    """ω_i of the means over clients. ``uniform``: 1. ``samples``: the number of training samples."""
+    """Weight of a client in means over clients. ``samples``: its number of training samples. ``uniform``: 1."""
     average: Literal["active", "holders"] = "active"
-    """Visits over which an anchor is averaged. ``active``: all that counted. ``holders``: those whose client holds its
+    """Visits over which an anchor is averaged. ``active``: all that counted. ``holders``: of clients that hold its
     class."""
     tolerance: float = Field(1e-9, gt=0)
     """``bures``: iterations end when the covariance moves by less, relative to its size."""
     iterations: int = Field(100, ge=1)
     """``bures``: at most so many iterations."""
     pretrain: int = Field(0, ge=0)
-    """Epochs in which an embedding aligns to the first anchors, before its client's first visit; with `hpcfl adapt`, a
-    newcomer's to the anchors as they are served last."""
+    """Epochs in which an embedding aligns to the first anchors before its client's first visit, or, with `hpcfl adapt`,
+    a newcomer's to the last ones."""
     pretrain_batch: int = Field(10, ge=0)
     """Samples per step of `pretrain`; 0 for all that a client has."""
     realign: int = Field(0, ge=0)
     """Epochs in which an embedding aligns to the anchors when a visit begins, and before a test unless `stored`."""
     realign_who: Literal["visited", "all"] = "visited"
-    """Who aligns anew. ``visited``: who is visited. ``all``: every client after every round (the authors' code); in
+    """Who aligns anew. ``visited``: who is visited. ``all``: every client after every round (the authors' code), in
     simulated time only."""
     evaluation: Literal["stored", "tuned", "head", "round"] = "stored"
-    """The model that a client is tested with. ``stored``: its own as it is. ``tuned``: after `tune_epochs` more local
-    epochs. ``head``: after `tune_epochs` epochs of β_i alone and `realign`. ``round``: as ``tuned``, and then `realign`
-    (the authors' code, whose last round invites all)."""
+    """What a client is tested with. ``stored``: its own model. ``tuned``: after `tune_epochs` more local epochs.
+    ``head``: after `tune_epochs` epochs of β_i alone and `realign`. ``round``: as ``tuned``, and then `realign` (the
+    authors' code)."""
     tune_epochs: int = Field(10, ge=1)
     """Local epochs before the test; with `hpcfl adapt`, those of φ and β of a newcomer."""
 

@@ -56,21 +56,19 @@ class Speed(ConfigBase):
 
     model: str
     costs: Annotated[Costs, BeforeValidator(_above_0)] = "equal"
-    """What a layer's fraction of a visit's work is counted by, which the SALF paper leaves open. ``equal``: all layers
-    count alike. ``parameters``: by their parameters. A list: numbers above 0, one per layer from the first to the last,
-    such as seconds of its backward pass, which ``analysis/salf_deadlines.py --measure`` prints."""
+    """What a layer's share of a visit's work is counted by. ``equal``: all layers alike. ``parameters``: their
+    parameters. A list: a number above 0 per layer from the first to the last, as seconds of its backward pass
+    (``analysis/salf_deadlines.py --measure``)."""
     communication: float = Field(0.0, ge=0)
-    """Simulated seconds that a round takes for sending back and forth, beside its visits (SRPFL's C.T.); each void
-    attempt at a round takes them too."""
+    """Simulated seconds of sending back and forth in each round or void attempt, beside its visits (SRPFL's C.T.)."""
     enforce: Literal["sleep", "busy"] = "sleep"
-    """How wall-clock runs are slowed down to this model. ``sleep``: asleep between layers. ``busy``: computing without
-    a use."""
+    """How wall-clock runs are slowed down to this model. ``sleep``: asleep between layers. ``busy``: computing in
+    vain."""
     per: Literal["visit", "step"] = "visit"
-    """What takes the seconds that this model says: a whole ``visit``, or each local ``step`` of it, so that who has
-    more samples takes longer."""
+    """What takes these seconds: a whole ``visit``, or each local ``step``, so that who has more samples takes
+    longer."""
     scale: float = Field(1.0, gt=0)
-    """All seconds of ``[speed]``, ``[queue]``, ``[link]`` and ``[availability]`` are multiplied by this, in both
-    clocks."""
+    """All seconds of ``[speed]``, ``[queue]``, ``[link]`` and ``[availability]`` are multiplied by this."""
     replays: ClassVar[bool] = False
     slows: ClassVar[bool] = True
     needs_end: ClassVar[bool] = False

@@ -23,14 +23,12 @@ class Bootstrap(Speed):
     file: str = Field(min_length=1)
     """A CSV file whose first line names its columns. Rows without a value, or with 0, are left out."""
     column: str | None = None
-    """Its column of seconds, or of other units by its end: _ms, _us, _min, _h. By default the first that looks like
-    it."""
+    """Its column of seconds, or of other units by its end: _ms, _us, _min, _h. By default the first that looks so."""
     by: str | None = None
-    """The column that says whose a row is: each client is one of those, drawn once per run with replacement, so that
-    one may occur twice, and draws from its rows alone. By default all clients draw from all rows."""
+    """The column that says whose a row is: each client draws from the rows of one of those, drawn once per run with
+    replacement. By default all draw from all rows."""
     sorted: bool = False
-    """Number clients from fast to slow, by the means of their rows. With ``data.label_groups``, speeds then go with
-    labels."""
+    """Number clients from fast to slow. With ``data.label_groups``, speeds then go with labels."""
     paths: ClassVar[tuple[str, ...]] = ("file",)
 
     @cached_property

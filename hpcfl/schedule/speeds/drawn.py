@@ -69,11 +69,11 @@ class Exponential(Memoryless):
 
     model: Literal["exponential"] = "exponential"
     rate: float = Field(1.0, gt=0)
-    """λ of ``T_i ~ Exp(λ)``, visits per second, mean 1/λ seconds (``fixed`` and ``dynamic`` only)."""
+    """λ of ``T_i ~ Exp(λ)``, mean 1/λ seconds (``fixed`` and ``dynamic`` only)."""
     kind: Literal["fixed", "dynamic", "dynamic-rate", "dynamic-scale"] = "fixed"
-    """``fixed``: T_i is drawn once. ``dynamic``: anew each round, the clients alike. ``dynamic-rate``:
-    ``λ_i ~ U[1/M, 1]`` once, ``T_i ~ Exp(λ_i)`` anew each round (the paper's text). ``dynamic-scale``: the *mean* is
-    drawn from ``U[1, M]`` (the released code)."""
+    """``fixed``: T_i is drawn once. ``dynamic``: anew each round, clients alike. ``dynamic-rate``: ``λ_i ~ U[1/M, 1]``
+    once, ``T_i ~ Exp(λ_i)`` anew each round (the paper). ``dynamic-scale``: the *mean* is from ``U[1, M]`` (the
+    released code)."""
 
     def check(self, participation: Participation, clock: str = "simulated") -> None:
         if self.sorted and self.kind == "dynamic":
@@ -165,14 +165,13 @@ class UniformDepth(Speed):
     redraw: bool = True
     """Draw anew in each round who straggles (the paper), or once per run (the released code)."""
     nothing: bool = True
-    """A straggler may deliver nothing: depth L + 1 is one of the outcomes."""
+    """A straggler may deliver nothing: depth L + 1."""
     complete: bool = True
-    """A straggler may finish: depth 1 is one of the outcomes."""
+    """A straggler may finish: depth 1."""
 
     late: Literal["pace", "rounds"] = "pace"
-    """How long a straggler's whole visit takes. ``pace``: by the share of its work that it has done at the deadline.
-    ``rounds``: one that stopped at layer l reports every 2l-th deadline, as SALF's AsyncFL does (only with
-    ``close = "arrivals"``)."""
+    """How long a straggler's whole visit takes. ``pace``: by the share of its work done at the deadline. ``rounds``:
+    one that stopped at layer l reports every 2l-th deadline, as SALF's AsyncFL (``arrivals`` only)."""
     needs_end: ClassVar[bool] = True
 
     def check(self, participation: Participation, clock: str = "simulated") -> None:

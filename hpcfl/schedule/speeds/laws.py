@@ -87,21 +87,20 @@ class Law(Speed):
     mean: float = Field(1.0, gt=0)
     """Seconds of a visit in the mean over clients and rounds."""
     between: float = Field(0.0, ge=0)
-    """Spread between clients: of their mean seconds, drawn once per run. 0: all are alike."""
+    """Spread between clients: of their mean seconds, drawn once per run."""
     within: float = Field(0.0, ge=0)
-    """Spread of one client's visits about its mean. 0: all take the same."""
+    """Spread of one client's visits about its mean."""
     persistence: float = Field(0.0, gt=-1, lt=1)
-    """How much of a visit's deviation is there in the next round: the lag-1 autocorrelation of z, see above."""
+    """How much of a visit's deviation is there in the next round: its lag-1 autocorrelation."""
     slow: float = Field(1.0, ge=1)
-    """By how much a client is slower while it is in a slow phase, beside all else (fail-slow). The `mean` is that of
-    other visits."""
+    """By how much a client is slower in a slow phase (fail-slow). The `mean` is that of other visits."""
     slow_share: float = Field(0.1, gt=0, lt=1)
     """Share of the visits that are in slow phases."""
     slow_rounds: float = Field(10.0, ge=1)
-    """Mean number of rounds that a slow phase lasts; it ends with the same chance in each."""
+    """Mean number of rounds that a slow phase lasts, which may end in each."""
     lag: float | None = Field(None, gt=0)
-    """Seconds of the run after which clients are drawn anew, in simulated time: rounds that begin before find them as
-    they were, and `persistence` and slow phases go from one such span to the next, not from round to round."""
+    """Seconds of the run after which clients are drawn anew, in simulated time; `persistence` and slow phases go from
+    span to span."""
     sorted: bool = False
     """Number clients from fast to slow. With ``data.label_groups``, speeds then go with labels."""
 
@@ -193,10 +192,9 @@ class Lognormal(Law):
 
     model: Literal["lognormal"] = "lognormal"
     between: float = Field(0.0, ge=0, le=5)
-    """Spread between clients: of the logarithm of their mean seconds, drawn once per run; 0.5 is a factor of 1.65. 0:
-    all are alike."""
+    """Spread between clients: of the logarithm of their mean seconds, drawn once per run; 0.5 is a factor of 1.65."""
     within: float = Field(0.0, ge=0, le=5)
-    """Spread of the logarithm of one client's visits. 0: all take the same."""
+    """Spread of the logarithm of one client's visits."""
 
     def factor(self, survival: Floats, spread: float) -> Floats:
         return np.asarray(np.exp(-spread * special.ndtri(survival) - spread**2 / 2))
@@ -252,9 +250,9 @@ class ShiftedExponential(Law):
 
     model: Literal["shifted-exponential"] = "shifted-exponential"
     between: float = Field(0.0, ge=0, le=1)
-    """Spread between clients: of their mean seconds, drawn once per run. 0: all are alike."""
+    """Spread between clients: of their mean seconds, drawn once per run."""
     within: float = Field(0.0, ge=0, le=1)
-    """Spread of one client's visits about its mean, of which 1 less that is the least. 0: all take the same."""
+    """Spread of one client's visits about its mean, 1 less which is the least."""
 
     def factor(self, survival: Floats, spread: float) -> Floats:
         return 1 - spread - spread * np.log(survival)
@@ -268,9 +266,9 @@ class UniformAbout(Law):
 
     model: Literal["uniform-about"] = "uniform-about"
     between: float = Field(0.0, ge=0, le=0.577)
-    """Spread between clients: of their mean seconds, drawn once per run. 0: all are alike."""
+    """Spread between clients: of their mean seconds, drawn once per run."""
     within: float = Field(0.0, ge=0, le=0.577)
-    """Spread of one client's visits about its mean. 0: all take the same."""
+    """Spread of one client's visits about its mean."""
 
     def factor(self, survival: Floats, spread: float) -> Floats:
         return 1 + sqrt(3) * spread * (1 - 2 * survival)

@@ -32,10 +32,10 @@ class Table(Speed):
 
     model: Literal["table"] = "table"
     file: str = Field(min_length=1)
-    """A CSV file, or an HDF5 file (.h5) with a data set for each column. Columns ``client,seconds``: a visit takes so
-    long in each round; ``round,client,seconds``: in this round; ``time,client,seconds``: in rounds that begin from this
-    second of the run on, until the client's next row; ``round,client,depth``: the first layer that is there at the
-    deadline, 1 … L, or L + 1 for none. Rounds and clients count from 0, and all must be there."""
+    """A CSV file, or an HDF5 file (.h5) with a data set per column. ``client,seconds``: a visit takes so long;
+    ``round,client,seconds``: in this round; ``time,client,seconds``: in rounds from this second on, until the client's
+    next row; ``round,client,depth``: the first layer that is there at the deadline, 1 … L, or L + 1 for none. Rounds
+    and clients count from 0, and all must be there."""
     paths: ClassVar[tuple[str, ...]] = ("file",)
 
     @cached_property

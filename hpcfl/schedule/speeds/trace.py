@@ -30,11 +30,10 @@ class Trace(Speed):
 
     model: Literal["trace"] = "trace"
     closing: Literal["recorded", "rule"] = "recorded"
-    """Which rounds: ``recorded``, those of the run. ``rule``: those of this config, its method, participation and
-    deadline, by the seconds that each client's visits have taken in the run; what it does not know of these is drawn,
-    see `hpcfl.schedule.counterfactual`."""
+    """Which rounds. ``recorded``: those of the run. ``rule``: those of this config's method, participation and
+    deadline, by the seconds that visits took in the run; what is not known of these is drawn."""
     run: Annotated[str, AfterValidator(lambda run: str(Path(run).absolute()))]  # a resumption may start elsewhere
-    """The run folder that is replayed. One that goes on counts with the rounds that it has recorded so far."""
+    """The run folder that is replayed; one that goes on counts with its rounds so far."""
     replays: ClassVar[bool] = True
 
     @classmethod
