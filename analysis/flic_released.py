@@ -2,21 +2,22 @@
 
     python analysis/flic_released.py --data-dir DIR --out runs/flic-released --seeds 1 2 3
 
-DIR holds flic/toy_nf.npz: training samples x{u}, y{u} and test samples tx{u}, ty{u} of clients u = 0 … 99. Runs Local,
-FLIC-Class as the text has it, as released (the overlay flic-released), as released with each choice as in the text by
-turns, as in the text with each choice (and one pair) as released by turns, and FLIC-HL as released: 50 rounds, 10 of
-100 clients each, 10 local epochs, 30 epochs of alignment before in batches of 100. Accuracies are weighted by test
-samples. Prints per case mean ± standard deviation over seeds, and the difference to the released case (of the text's
-with one choice: to the text's), seed by seed, with its standard error. Runs that are there already are only read;
-`--cases` carries out some, `--list` names all. With `--pad` features are padded with zeros to the widest client's, and
-all clients are computed together; the first layer's initial values are then those of 15 features. Costs 1 to 3 minutes
-per run, with `--most 100` half a minute. Prints one JSON line last.
+DIR, by default HPCFL_DATA, holds flic/toy_nf.npz: training samples x{u}, y{u} and test samples tx{u}, ty{u} of clients
+u = 0 … 99. Runs Local, FLIC-Class as the text has it, as released (the overlay flic-released), as released with each
+choice as in the text by turns, as in the text with each choice (and one pair) as released by turns, and FLIC-HL as
+released: 50 rounds, 10 of 100 clients each, 10 local epochs, 30 epochs of alignment before in batches of 100.
+Accuracies are weighted by test samples. Prints per case mean ± standard deviation over seeds, and the difference to the
+released case (of the text's with one choice: to the text's), seed by seed, with its standard error. Runs that are there
+already are only read; `--cases` carries out some, `--list` names all. With `--pad` features are padded with zeros to
+the widest client's, and all clients are computed together; the first layer's initial values are then those of 15
+features. Costs 1 to 3 minutes per run, with `--most 100` half a minute. Prints one JSON line last.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from math import sqrt
@@ -154,7 +155,8 @@ def points(mean: float | None, by: float | None) -> str:
 def main() -> None:
     """Print the table and the JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", type=Path, help=f"folder that holds {SOURCE}")
+    there = os.environ.get("HPCFL_DATA")
+    parser.add_argument("--data-dir", type=Path, default=there, help=f"folder that holds {SOURCE} (HPCFL_DATA)")
     parser.add_argument("--out", type=Path, default=Path("runs/flic-released"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--cases", nargs="*", help="carry out these alone; none: only read what is there")

@@ -106,13 +106,19 @@ def value(of: str, path: str, form: str = ".3g") -> str:
     return f"{found:{form}}"
 
 
+def best(of: str, column: str = "", digits: int = 3, scale: float = 1.0) -> str:
+    """Return the mean over seeds of the highest test, and its interval."""
+    found = [line[column or next(name for name in ACCURACY if name in line)] for line in lines(of)]
+    return interval([max(value for value in values if value is not None) for values in found], digits, scale)
+
+
 def seeds(of: str) -> str:
     """Return how many seeds there are."""
     return str(len(lines(of)))
 
 
 FUNCTIONS: dict[str, Callable[..., str]] = {
-    each.__name__: each for each in (ends, differ, time, ratio, value, seeds)
+    each.__name__: each for each in (ends, differ, time, ratio, value, best, seeds)
 } | {"hours": lambda: f"{sum(line['seconds'] for paper in papers.PAPERS for line in papers.known(paper)) / 3600:.1f}"}
 
 

@@ -130,6 +130,7 @@ def test_what_the_page_says_of_lines(small: dict[str, Any], tmp_path: Path, monk
     assert papers_page.ended(two, tests=2) == pytest.approx([0.75, 0.5])
     assert papers_page.ends(two, tests=2) == "0.625 ± 1.588"  # of two values: half of .25, times 12.706
     assert papers_page.differ(two, one, digits=1, scale=100) == "20.0 ± 381.2"  # -10 and 50 points
+    assert papers_page.best(two, digits=1) == "0.7 ± 1.3"  # of .8 and .6: half of .2, times 12.706
     assert papers_page.reached(two, 0.6, cost=10, unit=2) == [41.0, 41.0]
     assert papers_page.time(two, 0.7) == "never"
     assert papers_page.ratio(two, two, 0.6) == "1"
