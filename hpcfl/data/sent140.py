@@ -70,6 +70,8 @@ class Sent140(Source):
     """Words of a tweet that are used; shorter ones are padded with zeros."""
     vocabulary: int = Field(10000, ge=1)
     """So many of the clients' most frequent words are known; others are zeros."""
+    mixed: bool = False
+    """Deal the clients' tweets out anew, whoever wrote them: clients are alike, and have as many as before."""
     published = Published(
         (f"sent140/{TWEETS}", f"sent140/{VECTORS}"),
         (
@@ -88,8 +90,12 @@ class Sent140(Source):
         return len(self._users(folder(self.name, data_dir, "sent140")))
 
     def federate(self, clients: int, seed: int, data_dir: Path | None) -> Sent140Federation:
-        """Return the clients; `seed` decides which of their tweets are for testing."""
+        """Return the clients; `seed` decides which of their tweets are for testing, and how they are mixed."""
         users, rows, vectors = self._read(clients, data_dir)
+        if self.mixed:
+            pool = [tweet for tweets in users for tweet in tweets]
+            order = iter(keyed(seed, "mix").permutation(len(pool)).tolist())
+            users = [[pool[next(order)] for _ in tweets] for tweets in users]
         orders = [keyed(seed, "split", client=i).permutation(len(tweets)) for i, tweets in enumerate(users)]
         test = [np.sort(order[: _tests(order)]) for order in orders]
         train = [np.sort(order[_tests(order) :]) for order in orders]

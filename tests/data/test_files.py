@@ -534,6 +534,22 @@ def test_the_split_of_a_users_tweets_is_keyed_by_the_seed(tmp_path):
     assert sorted([*federation.train_parts[0], *federation.test_parts[0]]) == list(range(10))
 
 
+def test_mixed_tweets_are_the_same_and_as_many_each(tmp_path):
+    sent140(tmp_path)
+    section = Sent140(min_samples=5, length=4, mixed=True)
+    own, mixed = SECTION.federate(3, 0, tmp_path), section.federate(3, 0, tmp_path)
+    assert (mixed.train_sizes.tolist(), mixed.test_sizes.tolist()) == ([8, 5, 5], [2, 1, 1])
+    pairs = [
+        sorted(
+            (*row.tolist(), label) for rows, labels in zip(each.tokens, each.labels) for row, label in zip(rows, labels)
+        )
+        for each in (own, mixed)
+    ]
+    assert pairs[0] == pairs[1]
+    assert {*mixed.labels[1].tolist()} == {0, 1}  # amy wrote positive tweets alone
+    assert any((section.federate(3, 1, tmp_path).tokens[0] != mixed.tokens[0]).ravel())
+
+
 def test_only_the_most_frequent_words_are_known(tmp_path):
     sent140(tmp_path)
     section = Sent140(min_samples=5, length=4, vocabulary=2)  # of bob alone: good 16 times; bad, day and ! 6 times
