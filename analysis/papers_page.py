@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import papers
+import srpfl_law
 from scipy.stats import t
 from study_lines import ROOT, Line
 
@@ -117,8 +118,17 @@ def seeds(of: str) -> str:
     return str(len(lines(of)))
 
 
+def law(say: str, constant: float = 1.2, cost: float = 0.0, start: str = "", least: int = 0) -> str:
+    """Return what SRPFL's study of Theorem 4.9 says, of arms whose names end so, from N = `least` on."""
+    cases = papers.studies("srpfl")["law"]["cases"].items()
+    sizes = [N for N, about in cases if f"SRPFL{start}" not in about.get("without", []) and int(N) >= least]
+    srpfl, fedrep = ([lines(f"srpfl law/{N}/{arm}{start}") for N in sizes] for arm in ("SRPFL", "FedRep"))
+    both = zip(map(int, sizes), srpfl, fedrep)
+    return srpfl_law.said(say, [srpfl_law.reached(*each, constant, cost) for each in both])
+
+
 FUNCTIONS: dict[str, Callable[..., str]] = {
-    each.__name__: each for each in (ends, differ, time, ratio, value, best, seeds)
+    each.__name__: each for each in (ends, differ, time, ratio, value, best, seeds, law)
 } | {"hours": lambda: f"{sum(line['seconds'] for paper in papers.PAPERS for line in papers.known(paper)) / 3600:.1f}"}
 
 
