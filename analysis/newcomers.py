@@ -1,6 +1,7 @@
 """What a run's shared layers are worth to newcomers: their accuracy against epochs, beside training alone.
 
     python analysis/newcomers.py runs/newcomers/*/ -o docs/measured/newcomers.png
+    python analysis/newcomers.py --preset srpfl-fedrep-digits
 
 Takes finished runs of methods that newcomers can adapt to; those that differ in the seed alone are one group. Newcomers
 are whom `hpcfl adapt` takes by default: who was held out. Each is tested before it learns and after so many epochs in
@@ -8,7 +9,8 @@ which its own layers learn on the run's shared ones; and alone, after as many ep
 model learn from their initial values, with the same step size, batches and optimiser. Draws the mean over newcomers,
 and mean and standard deviation of that over seeds; prints them in per cent, with the mean difference and its standard
 error over seeds, and how many gradients a sample took; as shares in the JSON line, which comes last. A number of epochs
-is computed from the start each time: costs a second per run and dozen epochs with a few hundred samples.
+is computed from the start each time: costs a second per run and dozen epochs with a few hundred samples. With --preset
+five runs of it are carried out first, which hold out a quarter of their clients.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -29,6 +32,7 @@ import hpcfl
 from hpcfl.algorithms.local import Local
 from hpcfl.base.errors import UsageError
 from hpcfl.commands.adapt import adapt_request, adapted
+from hpcfl.config import load
 from hpcfl.learning.batches import Visits
 from hpcfl.learning.evaluate import client_scores
 from hpcfl.mpi.placement import cut_by_kind
@@ -49,6 +53,14 @@ class Curves:
     served: Floats
     alone: Floats
     gradients: Floats
+
+
+def held_out(preset: str, home: Path) -> list[Path]:
+    """Return the folders of five runs of a preset in which every fourth client takes no part."""
+    settings = {"participation.hold_out": list(range(3, load(preset).clients, 4))}
+    for seed in range(1, 6):
+        hpcfl.run(preset, settings={**settings, "seed": seed}, out=home / str(seed), quiet=True)
+    return [home / str(seed) for seed in range(1, 6)]
 
 
 def read(folder: Path, epochs: str, data_dir: Path | None) -> Curves:
@@ -137,17 +149,20 @@ def draw(rows: Sequence[dict[str, Any]], picture: Path) -> None:
 def main() -> None:
     """Print the table and the JSON line, draw the picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("runs", nargs="*", type=Path)
+    parser.add_argument("--preset", help="carry out runs of this preset")
     parser.add_argument("-o", "--output", type=Path, help="where to draw the picture")
     parser.add_argument("--epochs", default="1,2,5,10,20,50", help="%(default)s")
     parser.add_argument("--data-dir", type=Path, help="folder of the data sets, where the runs do not know it")
     options = parser.parse_args()
     try:
-        found = groups([Recorded.of(folder) for folder in sorted(options.runs)])
-        rows = [
-            figures(group.label, [read(run.folder, options.epochs, options.data_dir) for run in group.runs])
-            for group in found
-        ]
+        with TemporaryDirectory() as home:
+            carried_out = held_out(options.preset, Path(home)) if options.preset else []
+            found = groups([Recorded.of(folder) for folder in sorted([*options.runs, *carried_out])])
+            rows = [
+                figures(group.label, [read(run.folder, options.epochs, options.data_dir) for run in group.runs])
+                for group in found
+            ]
     except UsageError as error:
         raise SystemExit(str(error)) from None
     if options.output:

@@ -118,6 +118,17 @@ def seeds(of: str) -> str:
     return str(len(lines(of)))
 
 
+def gains(case: str, fast: str, slow: str, unit: float = 1.0, by: str = "") -> str:
+    """Return ratios of two of SRPFL's arms' times to shares of what the second ends with, for each C.T.
+
+    With `by` = "samples", of the first one's where samples double to that where clients do.
+    """
+    one, two = (f"srpfl figures/{case}/{arm}" for arm in (fast, slow))
+    times = (f"srpfl samples/all/{fast}", one) if by else (one, two)
+    levels = [share * fmean(ended(two, tests=3)) for share in (0.9, 0.97)]
+    return "; ".join(" / ".join(ratio(*times, level, C, unit) for level in levels) for C in (0, 2, 10, 20, 100))
+
+
 def law(say: str, constant: float = 1.2, cost: float = 0.0, start: str = "", least: int = 0) -> str:
     """Return what SRPFL's study of Theorem 4.9 says, of arms whose names end so, from N = `least` on."""
     cases = papers.studies("srpfl")["law"]["cases"].items()
@@ -128,7 +139,7 @@ def law(say: str, constant: float = 1.2, cost: float = 0.0, start: str = "", lea
 
 
 FUNCTIONS: dict[str, Callable[..., str]] = {
-    each.__name__: each for each in (ends, differ, time, ratio, value, best, seeds, law)
+    each.__name__: each for each in (ends, differ, time, ratio, value, best, seeds, gains, law)
 } | {"hours": lambda: f"{sum(line['seconds'] for paper in papers.PAPERS for line in papers.known(paper)) / 3600:.1f}"}
 
 

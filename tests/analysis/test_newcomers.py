@@ -51,6 +51,17 @@ def test_means_over_newcomers_and_seeds(
     assert picture.stat().st_size > 5000
 
 
+def test_a_preset_is_run_without_every_fourth_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr("hpcfl.run", lambda preset, settings, out, quiet: asked.append((preset, settings, out)))
+    folders = script("newcomers").held_out("srpfl-fedrep-digits", tmp_path)
+    held = {"participation.hold_out": [3, 7, 11, 15, 19]}
+    assert asked == [
+        ("srpfl-fedrep-digits", {**held, "seed": seed}, folder) for seed, folder in enumerate(folders, start=1)
+    ]
+    assert len(folders) == 5
+
+
 def test_alone_is_the_plain_loop(runs: list[Path]) -> None:
     """On all samples at once, so that no order matters."""
     import torch

@@ -9,6 +9,7 @@ from math import inf, log, sqrt
 from typing import Any
 
 import numpy as np
+import papers_page
 import pytest
 import srpfl_law
 import srpfl_theory
@@ -30,10 +31,10 @@ def test_the_bound_ends_at_the_target_for_one() -> None:
     assert theory.target(1.3) == pytest.approx(1.3 * 0.2 / (4 * sqrt(0.8) * (1 - sqrt(0.8))))
 
 
-@pytest.mark.parametrize("clients", [16, 256])
-def test_the_times_of_the_recursion_and_of_the_lemmas(clients: int) -> None:
+@pytest.mark.parametrize(("clients", "a"), [(16, 0.25), (256, 0.1), (2**20, 0.01)])
+def test_the_times_of_the_recursion_and_of_the_lemmas(clients: int, a: float) -> None:
     """By a loop of its own, and by the number of rounds in closed form: Lemma B.3 says more than (10) gives."""
-    a, constant, c = 0.25, 1.2, 0.5
+    constant, c = 1.2, 0.5
     theory = srpfl_theory.Theory(clients, 2, a, c)
     floor = a / (sqrt(clients / 2 * (1 - a)) * (1 - sqrt(1 - a)))
     harmonic = sum(1 / number for number in range(1, clients + 1))
@@ -43,10 +44,10 @@ def test_the_times_of_the_recursion_and_of_the_lemmas(clients: int) -> None:
     assert theory.followed(constant, False) == pytest.approx(rounds * (harmonic + c))
     needed = 2 * (log(1 / 0.2) + log(1 / floor - 1)) / log(1 / (1 - a))
     assert rounds - 1 < needed <= rounds
-    assert theory.fedrep(constant) == pytest.approx(log(clients) * (log(clients) + 2 * log(5)) / log(4 / 3))
+    assert theory.fedrep(constant) == pytest.approx(log(clients) * (log(clients) + 2 * log(5)) / log(1 / (1 - a)))
     assert theory.fedrep(constant) / log(clients) > rounds  # log N stands there for 2 log(1/floor - 1)
     assert theory.followed(constant, True) <= theory.followed(constant, False)
-    assert theory.srpfl(constant) == pytest.approx(np.log2(clients) * (6 * 1.5 + 4 * np.log2(5)) / np.log2(4 / 3))
+    assert theory.srpfl(constant) == pytest.approx(np.log2(clients) * (6 * 1.5 + 4 * np.log2(5)) / np.log2(1 / (1 - a)))
     assert theory.followed(constant, True) <= theory.srpfl(constant)
 
 
@@ -94,6 +95,28 @@ def test_the_law_by_hand() -> None:
     assert srpfl_law.said("floor", [found]) == "0.28–0.28"
     never = srpfl_law.reached(8, toy([[0.9, 0.5]], [[1, 1]]), fedrep[:1], 1.2)
     assert srpfl_law.said("slope", [never]) == "never"
+
+
+def test_what_the_page_says_of_the_law_and_of_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = {
+        "mean_client_accuracy": [0.5, 0.8, 0.8, 0.8, 0.8],
+        "sim_seconds": [1, 2, 3, 4, 5],
+        "rounds": [2, 4, 6, 8, 10],
+    }
+    slow = {**fast, "mean_client_accuracy": [0.5, 0.76, 0.8, 0.8, 0.8], "sim_seconds": [10, 20, 30, 40, 50]}
+    found = {"srpfl figures/a/x": fast, "srpfl figures/a/y": slow, "srpfl samples/all/x": slow}
+    monkeypatch.setattr(papers_page, "lines", lambda of: (found[of],))
+    # 90 and 97 % of .8: after 2 and 2 units with 4 rounds, against 10 and 15 with 4 and 6
+    assert papers_page.gains("a", "x", "y", unit=2.0) == "0.1 / 0.067; 0.5 / 0.33; 0.82 / 0.55; 0.9 / 0.6; 0.98 / 0.65"
+    assert papers_page.gains("a", "x", "y", by="samples").startswith("10 / 15; ")
+    cases = {"8": {}, "16": {"without": ["SRPFL-b"]}, "32": {}}
+    monkeypatch.setattr(papers_page.papers, "studies", lambda paper: {"law": {"cases": cases}})
+    tail = [0.1] * srpfl_law.LAST
+    both = {"SRPFL": toy([[0.9, 0.1]], [[1, 1]]), "FedRep": toy([[0.9, 0.1, *tail]], [[4.0] * 22])}
+    monkeypatch.setattr(papers_page, "lines", lambda of: both[of.rpartition("/")[2].partition("-")[0]])
+    assert papers_page.law("floor", start="-b") == "0.28–0.57"
+    assert papers_page.law("floor", least=16) == "0.40–0.57"
+    assert papers_page.law("speedup 16", cost=1.0) == "2.50 (2.50 to 2.50)"
 
 
 def test_the_slope_is_that_of_the_speed_up() -> None:
