@@ -145,7 +145,7 @@ def overlay(world: str) -> dict[str, Any]:
 def carried_out(cell: Cell, lr: float, seed: int) -> dict[str, Any]:
     """Return the line of a run."""
     import hpcfl
-    from hpcfl.base.errors import Ended, UserError
+    from hpcfl.base.errors import Diverged, Ended, UserError
 
     began, line = time.process_time(), {**vars(cell), "lr": lr, "seed": seed}
     with TemporaryDirectory() as folder:
@@ -155,7 +155,7 @@ def carried_out(cell: Cell, lr: float, seed: int) -> dict[str, Any]:
             hpcfl.run(keys, out=out, quiet=True, on_round=lambda row: row["sim_seconds"] >= cell.until)
         except Ended:
             pass
-        except UserError as error:
+        except (UserError, Diverged) as error:
             line |= {"status": type(error).__name__, "why": str(error).splitlines()[0].replace(folder, "")}
         if (out / "run.h5").is_file():
             data = hpcfl.open_run(out)

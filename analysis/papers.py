@@ -114,7 +114,7 @@ def printed(run: Run, folder: str) -> Line:
 def measured(run: Run, folder: Path) -> Line:
     """Return how a run ended, and what was measured at its tests."""
     import hpcfl
-    from hpcfl.base.errors import Ended, UserError
+    from hpcfl.base.errors import Diverged, Ended, UserError
 
     began, out, line = time.process_time(), folder / "run", Line()
     preset, overlays, settings = asked_of(run)
@@ -122,7 +122,7 @@ def measured(run: Run, folder: Path) -> Line:
         hpcfl.run(preset, overlays=overlays, settings=settings, out=out, quiet=True)
     except Ended:
         pass
-    except UserError as error:
+    except (UserError, Diverged) as error:
         line = {"status": type(error).__name__, "why": str(error).splitlines()[0].replace(str(folder), "")}
     if (out / "run.h5").is_file():
         data = hpcfl.open_run(out)

@@ -13,6 +13,7 @@ import papers_page
 import pytest
 
 import hpcfl
+from hpcfl.base.errors import Stopped
 from hpcfl.config import load
 
 
@@ -139,3 +140,14 @@ def test_what_the_page_says_of_lines(small: dict[str, Any], tmp_path: Path, monk
     assert papers_page.page() == ("# It\n\n2.5, ?\n2.0 h\n", ["any runs/b/two"])
     with pytest.raises(KeyError, match="nobody"):
         papers_page.ends("any runs/a/nobody")
+
+
+def test_a_run_that_is_asked_to_stop_ends_the_study(small: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else there would be a line of half a run."""
+
+    def stopped(*given: Any, **more: Any) -> None:
+        raise Stopped(1, "asked")
+
+    monkeypatch.setattr(hpcfl, "run", stopped)
+    with pytest.raises(Stopped):
+        papers.carried_out(papers.Run("any", "runs", "a", "one", 3))
