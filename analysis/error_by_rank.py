@@ -132,7 +132,7 @@ def gradients(models: Models, points: Tensor) -> Tensor:
     every, p = PooledObjective(task), task.parameter_count
     batch = replace(held, x=every.x[None].to(held.x), y=every.y[None].to(held.y))
     bare = task.without_penalty() if settings(models)["algorithm.penalty"] == "exact" else task
-    bound = Bound.of(MEMORY, p, 1, held.x.itemsize)
+    bound = Bound.of(MEMORY, p, len(every.y), held.x.itemsize)
     return Surrogates(bare, batch, len(every.y), bound).matrices(points, slice(None))
 
 
@@ -339,6 +339,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, help="where to draw the picture")
     parser.add_argument("--points", type=int, default=POINTS, help="parameters θ to measure at: default %(default)s")
     parser.add_argument("--data-dir", type=Path, help="folder of the data sets (default: where the runs found them)")
+    parser.add_argument("--brief", action="store_true", help="in the JSON line medians over seeds instead of runs")
     options = parser.parse_args()
     try:
         runs = [read(folder, options.data_dir) for folder in sorted(options.runs)]
@@ -358,6 +359,11 @@ def main() -> None:
     if options.output:
         draw(rows, cases, options.output)
     found = {"slopes": cases, "steepening": steepening(cases), "runs": [asdict(row) for row in rows]}
+    if options.brief:
+        del found["runs"]
+        for case in cases:
+            named = {name: medians(rows, case["law"], case["dimension"], name) for name in ("error", "best")}
+            case["medians"] = {"rank": named["best"][0], **{name: values for name, (_, values) in named.items()}}
     print(json.dumps({"points": options.points} | found))
 
 
