@@ -121,7 +121,7 @@ def of_run(folder: Path, rng: np.random.Generator) -> dict[str, Any]:
         total += computing + serving + (phi * rng.gamma(vectors, size=len(total)) if vectors else 0.0)
     recorded = float(data["running_time"].sum())
     error = float(total.std(ddof=1) / sqrt(len(total)))
-    return {"run": str(folder), "recorded": recorded, "law": law, "simulated": float(total.mean()), "error": error}
+    return {"run": folder.name, "recorded": recorded, "law": law, "simulated": float(total.mean()), "error": error}
 
 
 def tables(rows: list[dict[str, Any]], queues: list[dict[str, Any]], runs: list[dict[str, Any]]) -> list[Table]:

@@ -17,6 +17,7 @@ from hpcfl.store.atomic import replace
 Array = npt.NDArray[Any]
 BOUNDS = (5, 10)
 FIGURES = ("median", "most", "rows_median", "rank_is_rows")
+TIMES = ("training_seconds", "seconds")
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def trained(path: Path) -> Trained:
 
 
 def summary(case: Case) -> dict[str, Any]:
-    """Return the attributes, and how many ranks are small; null: all matrices are zero."""
+    """Return the attributes but for times, and how many ranks are small; null: all matrices are zero."""
     there = case.ranks > 0
     ranks, rows = case.ranks[there], case.rows[there]
     figures: dict[str, Any] = dict.fromkeys([*(f"at_most_{bound}" for bound in BOUNDS), *FIGURES])
@@ -102,4 +103,5 @@ def summary(case: Case) -> dict[str, Any]:
         shares = [float((ranks <= bound).mean()) for bound in BOUNDS]
         rest = [float(np.median(ranks)), int(ranks.max()), float(np.median(rows)), float((ranks == rows).mean())]
         figures = dict(zip(figures, [*shares, *rest]))
-    return case.attributes | {"zero": int((~there).sum())} | figures
+    told = {name: value for name, value in case.attributes.items() if name not in TIMES}
+    return told | {"zero": int((~there).sum())} | figures
