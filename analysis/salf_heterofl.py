@@ -8,7 +8,7 @@ others' outputs are 0 then). Or they train the whole model, and only its convolu
 (``last``) count. The server takes each coordinate's mean over those who hold it (``--mean holders``), or over all
 users: who does not hold it counts as the old value (``kept``) or as 0 (``zero``). All take one step of batch 16 from
 the same model, so that the mean over users of one kind is a step on all their samples. Per seed: the mean test accuracy
-over the last 10 rounds. Costs 10 s of CPU per seed. Prints one JSON line last.
+over the last 10 rounds. Costs 15 s of CPU per seed. Prints one JSON line last.
 """
 
 from __future__ import annotations
