@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +103,7 @@ def stop(folder: Path | str, *, wait: bool = False, patience: float = 600.0) -> 
     stopping.stop([Path(folder)], patience if wait else None)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Sweep:
     """The runs of a sweep, some of which may still be going on.
 
@@ -115,7 +117,7 @@ class Sweep:
 
     folder: Path
     planned: Sequence[sweeps.Run]
-    _process: subprocess.Popen[str] | None = field(default=None, repr=False)
+    _process: subprocess.Popen[str] | None = None
 
     @property
     def missing(self) -> int:
@@ -159,6 +161,11 @@ class Sweep:
             self._process = None
         return self
 
+    def __repr__(self) -> str:
+        states = Counter(run.state for run in self.planned)
+        said = ", ".join(f"{number} {state}" for state, number in states.items())
+        return f"{count_of(len(self.planned), 'run')}: {said}, in {self.folder}"
+
     def _repr_html_(self) -> str:
         from hpcfl.results.figures import figure
 
@@ -171,17 +178,22 @@ class Sweep:
         return told + str(table[[name for name in COLUMNS if name in table]].to_html()) + picture
 
 
-def _kept(folder: Path, config: str | Path | Mapping[str, Any], keys: Mapping[str, Any]) -> str:
-    """Write a config with keys on top into a sweep's folder, by its own name; return the file."""
-    name, table = ("config", dict(config)) if isinstance(config, Mapping) else (Path(config).stem, read(str(config)))
+def _kept(folder: Path, what: str | Path | Mapping[str, Any], name: str, keys: Mapping[str, Any] | None = None) -> str:
+    """Return what a config or overlay is called; a nested table, and one with keys on top, is a file in `folder`."""
+    if isinstance(what, Mapping):
+        table = dict(what)
+    elif keys is None:
+        return str(what)
+    else:
+        name, table = Path(what).stem, read(str(what))
     folder.mkdir(parents=True, exist_ok=True)
-    lines = (f"{key} = {json.dumps(value)}\n" for key, value in flat(on_top(table, [], keys)[0]))  # JSON's are TOML's
+    lines = (f"{key} = {json.dumps(value)}\n" for key, value in flat(on_top(table, [], keys or {})[0]))  # as in TOML
     write_text(folder / f"{name}.toml", "".join(lines))
     return str(folder / f"{name}.toml")
 
 
 def sweep(
-    config: str | Path | Mapping[str, Any] | Sequence[str | Path],
+    config: str | Path | Mapping[str, Any] | Sequence[str | Path | Mapping[str, Any]],
     grid: Mapping[str, Sequence[Any]] | None = None,
     *,
     seeds: int | Sequence[int] = (),
@@ -195,7 +207,7 @@ def sweep(
     test_share: float = 0.2,
     speeds: Any = None,
     settings: Mapping[str, Any] | None = None,
-    overlays: Sequence[str | Path] = (),
+    overlays: Overlay | Iterable[Overlay | Sequence[Overlay]] = (),
     data_dir: Path | str | None = None,
     jobs: int | None = None,
     launcher: str = "",
@@ -206,7 +218,7 @@ def sweep(
     Parameters
     ----------
     config : str, Path or mapping, or several
-        Presets' names, TOML files, or a nested table, which is kept in `out`.
+        Presets' names, TOML files, or nested tables, which are kept in `out` as ``config``, of several ``config-1`` …
     grid : mapping of str to list
         Values by dotted key: a run for each combination.
     seeds : int or list of int
@@ -214,7 +226,10 @@ def sweep(
     out : Path or str
         Folder of the run folders and their logs.
     algorithm, model, loss, data, by, label, test_share, speeds
-        As `hpcfl.run` takes them. They are kept once, in `out`, with the configs that name them.
+        As `hpcfl.run` takes them. The folder `out` keeps one copy for all runs, and configs that name it.
+    overlays : str, Path or mapping, or several
+        Partial configs that all runs have, as `hpcfl.run` takes them. A list among them is an axis, as
+        ``[["wait", "drop"]]``: a run for each, as of ``--with wait,drop``.
     jobs : int, optional
         Runs at a time; None: 1, under Slurm as many as have room.
     launcher : str
@@ -239,20 +254,27 @@ def sweep(
     numbers = range(1, seeds + 1) if isinstance(seeds, int) else seeds
     all_seeds = ",".join(map(str, numbers)) or None
     place = None if data_dir is None else Path(data_dir)
+    one = str, Path, Mapping
+    lists = [overlays] if isinstance(overlays, one) else overlays
     with keeping(folder):
         keys, modules = dict[str, Any](), dict[str, str]()
         if objects:  # the processes of the runs take them from the sweep's folder
             keys, modules = written_down(folder, own, settings, data, by, label, test_share, speeds)
             sets = []
-        configs = [_kept(folder, each, keys) if objects or isinstance(each, Mapping) else str(each) for each in several]
+        names = (f"config-{number}" if len(several) > 1 else "config" for number in count(1))
+        configs = [_kept(folder, each, next(names), keys if objects else None) for each in several]
+        names = (f"overlay-{number}" for number in count(1))
+        axes = [
+            [_kept(folder, each, next(names)) for each in ([axis] if isinstance(axis, one) else axis)] for axis in lists
+        ]
         for name, source in modules.items():
             write_text(folder / f"{name}.py", source)
-        known = sweeps.runs(configs, folder, sets, grids, all_seeds, place, [[str(each)] for each in overlays])
+        known = sweeps.runs(configs, folder, sets, grids, all_seeds, place, axes)
         sweeps.check(known, place)
     slurm = re.fullmatch(r"slurm(?: -n (\d+))?", launcher)
     pack, launcher = (slurm[1] or "1", "") if slurm else ("", launcher)
     words = [*configs, "--out", str(folder)]
-    for option, values in (("--set", sets), ("--grid", grids), ("--with", overlays)):
+    for option, values in (("--set", sets), ("--grid", grids), ("--with", map(",".join, axes))):
         words += [word for value in values for word in (option, str(value))]
     once = {"seeds": all_seeds, "jobs": jobs, "launcher": launcher, "pack": pack, "data-dir": place}
     words += [word for option, value in once.items() if value for word in (f"--{option}", str(value))]

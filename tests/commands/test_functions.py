@@ -12,7 +12,9 @@ import pytest
 
 import hpcfl
 from hpcfl import store
+from hpcfl.commands import functions
 from hpcfl.commands.cli import main
+from hpcfl.config import load
 from hpcfl.testing.runs import same, table
 
 VALUES = table("fedavg", "mlp", True)
@@ -76,6 +78,30 @@ def test_a_sweep_runs_all_and_goes_on_where_it_was(tmp_path: Path) -> None:
         swept.time_to()
     more = hpcfl.sweep(VALUES, grid, seeds=[1, 2, 5], out=tmp_path / "s")
     assert (len(more.planned), more.missing) == (6, 0)
+
+
+def test_tables_of_a_sweep_are_numbered_and_a_list_of_overlays_is_an_axis(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = list[str]()
+    monkeypatch.setattr(functions.subprocess, "Popen", lambda line, **_: words.extend(line))
+    few, long = {"rounds": 2}, {"algorithm": {"lr": 0.2}, "rounds": 3}
+    swept = hpcfl.sweep([VALUES, VALUES], overlays=["wait", [few, long]], out=tmp_path / "s", wait=False)
+    assert [run.name for run in swept.planned] == [
+        f"config-{config}_wait_overlay-{overlay}" for config in (1, 2) for overlay in (2, 3)
+    ]
+    loaded = [load(run.config, run.settings, run.overlays) for run in swept.planned]
+    assert [config.rounds for config in loaded] == [2, 3, 2, 3]
+    assert [config.algorithm.lr for config in loaded] == [loaded[0].algorithm.lr, 0.2] * 2
+    assert repr(swept) == f"4 runs: 4 new, in {tmp_path / 's'}"
+    several = [words[place + 1] for place, word in enumerate(words) if word == "--with"]
+    assert several == ["wait", f"{tmp_path}/s/overlay-2.toml,{tmp_path}/s/overlay-3.toml"]
+    assert words[4:6] == [f"{tmp_path}/s/config-{number}.toml" for number in (1, 2)]
+    (one,) = hpcfl.sweep(VALUES, overlays=few, out=tmp_path / "t", wait=False).planned
+    assert one.name == "config_overlay-1"
+    with pytest.raises(hpcfl.UsageError, match=r"run 0 .*algorithm\.lr"):
+        hpcfl.sweep(VALUES, overlays={"algorithm": {"lr": -1.0}}, out=tmp_path / "u")
+    assert not (tmp_path / "u").exists()
 
 
 @pytest.mark.launch
