@@ -19,7 +19,7 @@ from hpcfl.base.rng import key_as_seed
 from hpcfl.commands.contributed import contributed
 from hpcfl.config import Config
 from hpcfl.data import Federation, Header
-from hpcfl.data.base import Range
+from hpcfl.data.base import Range, too_large
 from hpcfl.engine.job import Job
 from hpcfl.engine.record import columns
 from hpcfl.engine.trial import tried
@@ -38,13 +38,6 @@ OTHER_SEEDS, THEIR_ROUNDS = 9, 50
 SHORT = 20_000  # visits up to which rounds are planned by other seeds too
 LOOKED_AT = 256 << 20
 """Bytes of samples, as float32, up to which clients' features are looked at."""
-FARTHEST = 100.0
-"""Largest magnitude of a feature that raises no doubt.
-
-The curvature along a weight grows with the square of its feature, and the step that is stable falls with it: at 100 it
-is 10⁴ times shorter than for features of order 1, which usual step sizes suit. Pixels of 0 to 255 are beyond it. No
-standardised feature is in fewer than 10⁴ samples: it is at most √n in n of them.
-"""
 
 
 def report(config: Config, header: Header, data_dir: Path | None, ranks: int, like: Any = None) -> Iterator[str]:
@@ -272,17 +265,10 @@ def features(config: Config, known: tuple[Range, ...], federation: Federation) -
         some = map(federation.client, range(sum(size <= LOOKED_AT for size in sizes)))
         values = (client.train_features for client in some)
         ranges = tuple((float(np.min(each, initial=0)), float(np.max(each, initial=0))) for each in values)
-    farthest = [max(both, key=abs) for both in ranges]
-    beyond = [client for client, value in enumerate(farthest) if not abs(value) <= FARTHEST]
     clients = f"{federation.clients} clients"
     looked_at = clients if len(ranges) == federation.clients else f"the first {len(ranges)} of {clients}"
-    if beyond:
-        pixels = all(least >= 0 and most <= 255 for least, most in ranges)
-        unscaled = getattr(config.data, "scale", "no such key") is None
-        remedy = "data.scale = 'unit'" if pixels and unscaled else "features standardised to mean 0 and deviation 1"
-        first = f"client {beyond[0]} holds {farthest[beyond[0]]:g}: beyond ±{FARTHEST:g}"
-        text = f"as in {len(beyond)} of {looked_at}, training by gradients may diverge: expected {remedy}"
-        yield "warning", f"features: {first}, {text}"
+    if text := too_large(ranges, looked_at, config.data):
+        yield "warning", text
     elif looked_at != clients:
         yield "note", f"features: those of {looked_at} were looked at"
 

@@ -33,6 +33,14 @@ CLASSES = 2**18
 """Classes that any data may have; more where there are more samples."""
 
 
+FARTHEST = 100.0
+"""Largest magnitude of a feature that raises no doubt.
+
+The curvature along a weight grows with the square of its feature, and the step that is stable falls with it: at 100 it
+is 10⁴ times shorter than for features of order 1, which usual step sizes suit. Pixels of 0 to 255 are beyond it. No
+standardised feature is in fewer than 10⁴ samples: it is at most √n in n of them.
+"""
+
 UNSTATED = "not stated by its authors"
 
 
@@ -85,6 +93,21 @@ class Header:
     fresh: bool = False  # clients may draw new samples of a linear model in each round
     server: int = 0  # training samples that the server itself holds, not among `train`
     ranges: tuple[Range, ...] = ()  # least and largest training feature of each client, where all have been read
+
+
+def too_large(ranges: Sequence[Range], clients: str, source: object) -> str:
+    """Return a warning of training features beyond `FARTHEST`, "" where none is; `clients` in words: whose they are."""
+    farthest = [max(both, key=abs) for both in ranges]
+    beyond = [client for client, value in enumerate(farthest) if not abs(value) <= FARTHEST]
+    if not beyond:
+        return ""
+    pixels = all(least >= 0 and most <= 255 for least, most in ranges)
+    unscaled = getattr(source, "scale", "no such key") is None
+    remedy = "features standardised to mean 0 and deviation 1 (a column of ids is no feature)"
+    remedy = "data.scale = 'unit'" if pixels and unscaled else remedy
+    first = f"client {beyond[0]} holds {farthest[beyond[0]]:g}: beyond ±{FARTHEST:g}"
+    text = f"as in {len(beyond)} of {clients}, training by gradients may diverge"
+    return f"features: {first}, {text}: expected {remedy}"
 
 
 @dataclass(frozen=True, eq=False)

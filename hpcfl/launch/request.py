@@ -17,9 +17,11 @@ from hpcfl import store
 from hpcfl.base import plugins
 from hpcfl.base.config import recorded as recorded_table
 from hpcfl.base.errors import RunError, StoppedBefore, UsageError
+from hpcfl.base.terminal import say
 from hpcfl.base.types import Computing
 from hpcfl.config import Config, ConfigLike, Overlay
 from hpcfl.config.presets import Settings, flat
+from hpcfl.data.base import too_large
 from hpcfl.engine import stopping
 from hpcfl.results.trained import recorded, recorded_chunk
 from hpcfl.store.atomic import number_of
@@ -76,7 +78,9 @@ def run_request(
             raise UsageError(f"'{run_dir}' already holds a run: choose another --out, --resume or --overwrite")
         check_same(run_dir, loaded, force, trust)
         return resume_request(run_dir, data_dir, force, trust=trust, **shown)
-    loaded.check(data_dir)
+    header = loaded.check(data_dir)
+    if not header.tokens and (text := too_large(header.ranges, f"{loaded.clients} clients", loaded.data)):
+        say(f"warning: {text}")
     check_writable(run_dir)
     known: dict[str, Any] = {"data_dir": data_dir.resolve() if data_dir else None, "force": force, **shown}
     return RunRequest(folder=run_dir, config=loaded.text(), overwrite=overwrite, **known)

@@ -29,6 +29,7 @@ from hpcfl.store.atomic import created, replace, write_text
 MOST = 100 << 20
 """Bytes of data that a run folder keeps."""
 HDF5 = (".h5", ".hdf5")
+TABLES = (".csv", ".parquet", ".feather")
 Array = NDArray[Any]
 Parts = dict[str, tuple[Array, Array]]
 """Features and labels by client; those of a pool, which is still to be cut into clients, at "". """
@@ -103,7 +104,10 @@ def data_section(
     A path, or a name that a config may have, stays where it is.
     """
     if isinstance(data, str | Path):
-        is_file = Path(data).suffix in HDF5
+        if (kind := Path(data).suffix) in TABLES:
+            read = f"pandas.read_{kind[1:]}('{data}')"
+            raise UsageError(f"data: '{data}' is a table's file: expected the table, as data={read} with by and label")
+        is_file = kind in HDF5
         return ({"name": "hdf5", "file": str(data)} if is_file else {"name": str(data)}), []
     parts = parts_of(data, by, label)
     if (size := sum(x.nbytes + y.nbytes for x, y in parts.values())) > MOST:
@@ -159,6 +163,8 @@ def speed_section(folder: Path, speeds: Any, names: Sequence[str]) -> dict[str, 
             if name not in places:
                 raise UsageError(f"speeds: there is no client '{name}'{did_you_mean(name, names)}")
         table["client"] = [places[name] for name in table["client"].astype(str)]
+    if "client" in table.columns and (lost := {*range(len(names))} - {*table["client"]}):
+        raise UsageError(f"speeds: expected seconds of each client, got none of '{names[min(lost)]}'")
     text = table.to_csv(index=False)
     path = folder.resolve() / f"speeds-{sha256(text.encode()).hexdigest()[:8]}.csv"
     if not path.exists():

@@ -18,7 +18,7 @@ from hpcfl.data.formats import hdf5_file
 from hpcfl.testing.runs import toml
 
 CLIENTS, ROWS, WIDTH = 20, 4, 3
-STANDARDISED = "features standardised to mean 0 and deviation 1"
+STANDARDISED = "features standardised to mean 0 and deviation 1 (a column of ids is no feature)"
 UNIT = "data.scale = 'unit'"
 
 

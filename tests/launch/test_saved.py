@@ -183,7 +183,11 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "missing": (
         {"data": table(), "by": "hospital", "label": "died", "speeds": {"Bern": 1.0, "Oslo": 2.0}},
-        "no row for client 2 (clients = 3)",
+        "speeds: expected seconds of each client, got none of 'Rome'",
+    ),
+    "file": (
+        {"data": "patients.csv", "by": "hospital", "label": "died", "speeds": {"Bern": 1.0}},
+        "data: 'patients.csv' is a table's file: expected the table, as data=pandas.read_csv('patients.csv') with by",
     ),
 }
 
@@ -196,6 +200,18 @@ def test_what_cannot_be_is_said_in_a_line_and_leaves_nothing(case: str, tmp_path
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_column_of_ids_is_warned_of_when_it_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ids = table()
+    ids["patient"] = np.arange(1000, 1000 + len(ids))
+    given = {"by": "hospital", "label": "died", "settings": {**FEW, "rounds": 1}}
+    hpcfl.run("fedavg-digits", data=ids, **given, out=tmp_path / "ids")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("hpcfl: warning: features: client 0 holds 10")
+    assert "as in 3 of 3 clients, " in line
+    hpcfl.run("fedavg-digits", data=table(), **given, out=tmp_path / "none")
+    assert capsys.readouterr().err == ""
 
 
 def test_large_data_stay_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,6 +189,10 @@ CSV: dict[str, tuple[str, str]] = {
     "infinite": (GOOD.replace("3,1.5", "3,inf"), r"line 5: seconds is inf, expected seconds above 0$"),
     "empty cell": (GOOD.replace("3,1.5", "3,"), r"line 5: expected numbers for client,seconds, got '3,'$"),
     "word": (GOOD.replace("3,1.5", "3,slow"), r"line 5: expected numbers for client,seconds, got '3,slow'$"),
+    "name": (
+        GOOD.replace("3,1.5", "Bern,1.5"),
+        r"got 'Bern,1\.5'; clients are numbers, in the order of the names that",
+    ),
     "remark": (
         GOOD.replace("3,1.5", "3,1.5 # slow"),
         r"line 5: expected numbers for client,seconds, got '3,1\.5 # slow'$",

@@ -42,7 +42,11 @@ def read_csv(key: str, path: Path, kinds: Kinds) -> Columns:
         try:
             table = np.loadtxt(rows(), cells, comments=None, delimiter=",", quotechar='"', ndmin=1)
         except ValueError:
-            expected = f"expected numbers for {','.join(names)}, got {cut(repr(said.strip()), VALUE)}"
+            client = dict(zip(names, said.split(","))).get("client", "0").strip(' "')
+            whole = (
+                "" if client.isdigit() else "; clients are numbers, in the order of the names that save_data returns"
+            )
+            expected = f"expected numbers for {','.join(names)}, got {cut(repr(said.strip()), VALUE)}{whole}"
             raise UsageError(f"{key}: {path}: line {at}: {expected}") from None
         if any(map(str.strip, text)):
             raise UsageError(f"{key}: {path}: line {at + 1} is empty, expected a row in each")
