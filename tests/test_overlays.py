@@ -106,7 +106,12 @@ def test_a_deadline_goes_with_rounds_that_close_by_it(capsys: pytest.CaptureFixt
     assert capsys.readouterr().err.endswith("participation.deadline, which is for participation.close = 'deadline'\n")
     assert load(table, [*first, "participation.deadline=0.5"]).participation.bound == 0.5
     assert load(SALF, ["participation.deadline=0.5"]).participation.bound == 0.5
-    assert load(SALF, ["participation.deadline=0.5", "participation.close=all"]).participation.bound is None
+    with pytest.raises(UsageError, match=r"^participation\.deadline = 0\.5 has no meaning with .* = 'all': remove it"):
+        load(SALF, ["participation.deadline=0.5", "participation.close=all"]).check_values()
+    bounded = {**SALF, "participation": {"close": "first", "first": 2, "deadline": 0.5}}
+    load(bounded, ["participation.close=all"]).check_values()  # there is nothing left that it could bound
+    quorum = ["participation.close=quorum", "participation.quorum=2"]
+    assert load(bounded, quorum).participation.bound == 0.5
 
 
 def test_what_one_sets_oneself_is_refused_as_ever() -> None:

@@ -262,6 +262,8 @@ def _without_meaning(section: str, before: Table, now: Table, rest: list[str]) -
         rules = {"data": source_class(name).only_for}
     for key, (choice, given) in rules.get(section, {}).items():
         words = (given,) if isinstance(given, str) else given
+        if key == "deadline" and now.get(choice) == "all":  # with any other word it would bound a round
+            words = (before.get(choice, "all"),)
         if key in rest and before.get(choice) in words and now.get(choice) not in words:
             yield [key], f"is for {section}.{choice} = {' or '.join(map(repr, words))}"
 

@@ -195,6 +195,8 @@ class Participation(ConfigBase):
         beside, other = (f"participation.close = '{word}'" for word in (self.close, "deadline"))
         if self.close == "all" and self.partial in idle and not leaves:
             raise no_meaning("participation.partial", self.partial, beside, other)
+        if self.close == "all" and self.deadline is not None:
+            raise no_meaning("participation.deadline", self.deadline, beside, other)
         if self.min_clients and self.bound is None and sure:
             raise no_meaning("participation.min_clients", self.min_clients, beside, other)
 

@@ -52,6 +52,9 @@ SALF = {"name": "salf", "missing": "none"}
         ),
         ({"algorithm": SALF, "participation": {"partial": "layers"}}, "participation.partial = 'layers' with"),
         ({"weighting": {"correct": "known"}}, "weighting.correct = 'known' with participation.close = 'all'"),
+        ({"participation": {"deadline": 3.0}}, "participation.deadline = 3.0 with participation.close = 'all'"),
+        ({"participation": {"deadline": ((0, 1.0), (5, 0.5))}}, "participation.deadline = [[0, 1.0], [5, 0.5]] with"),
+        ({"participation": {"deadline": "adaptive"}}, "participation.deadline = 'adaptive' with"),
         ({"participation": {"min_clients": 2}}, "participation.min_clients = 2 with participation.close = 'all'"),
         (
             {"participation": {"close": "first", "first": 3, "min_clients": 2}},
