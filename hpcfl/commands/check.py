@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hpcfl.algorithms import ServerState
-from hpcfl.base.errors import RunError, listed
+from hpcfl.base.errors import RunError, count_of, listed
 from hpcfl.base.lazy import torch
 from hpcfl.base.rng import key_as_seed
 from hpcfl.commands.contributed import contributed
@@ -146,6 +146,8 @@ def _rounds(job: Job, ranks: int) -> Facts:
         return
     plans = _planned(job, min(PREVIEW, job.config.rounds), ranks)
     counted = sum(int(plan.counted.sum()) for plan in plans) / len(plans)
+    came = {*chain.from_iterable(plan.cohort[plan.counted].tolist() for plan in plans)}
+    never = sorted({*chain.from_iterable(plan.cohort.tolist() for plan in plans)} - came)
     layers = ", ".join(f"{chance:.3g}" for chance in plans[0].miss_probability)
     rounds = f"{len(plans)} rounds {'recorded' if speed.replays else 'drawn'}"
     sizes = [len(plan.cohort) for plan in plans]
@@ -153,6 +155,9 @@ def _rounds(job: Job, ranks: int) -> Facts:
     if min(sizes) < max(sizes):
         invited = f"{sum(sizes) / len(sizes):.1f} invited on average ({min(sizes)} to {max(sizes)})"
     yield "cohort", f"{at_work or invited}, {counted:.1f} counted on average ({rounds})"
+    if never and job.config.rules.bound is not None and job.config.doubling.when == "never":
+        who = listed((job.task.federation.names or range(job.config.clients))[client] for client in never)
+        yield "never", f"no visit of {count_of(len(never), 'client')} counts in these rounds: {who}"
     known = f"chance that nobody reaches layer 1 … L: {layers}"
     if speed.persists:
         known += " (over all rounds, not given those before)"

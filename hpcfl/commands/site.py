@@ -61,6 +61,7 @@ class Site:
     scratch: dict[str, tuple[str, int]] = field(default_factory=dict)  # folder: file system, free GB
     modules: bool = False
     here: str = ""  # this folder's file system
+    silent: str = ""  # how a scheduler was asked that is there, but does not answer
 
 
 def look() -> Site:
@@ -92,6 +93,7 @@ def look() -> Site:
         },
         "MODULESHOME" in os.environ,
         filesystem(Path()),
+        next((each.asked for each in SCHEDULERS.values() if shutil.which(each.asked.split()[0])), ""),
     )
 
 
@@ -124,7 +126,9 @@ def nodes(scheduler: str) -> Iterator[str]:
 
 def lacking(site: Site) -> Iterator[str]:
     """Yield one line for each thing that is not there, with what to do."""
-    if not site.scheduler:
+    if not site.scheduler and site.silent:
+        yield f"a scheduler that answers: '{site.silent}' fails; look where jobs are handed in, or start with mpirun"
+    elif not site.scheduler:
         yield "a scheduler (sbatch, qstat or flux on PATH): look where jobs are handed in, or start with mpirun"
     own = "pmix" if site.mpi.startswith("Open MPI") else "pmi2"
     if site.unstarted and not (site.mpi and own in site.kinds):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import numpy as np
 
 from hpcfl.algorithms.base import ServerState
@@ -110,13 +112,21 @@ def step(job: Job, now: Progress, record: Record, plan: Plan) -> None:
 def close(job: Job, rounds: Rounds, now: Progress, record: Record, plan: Plan, reason: str) -> str:
     """Bring the ranks' figures together and note what of them matters later; return why the run is to stop, if so."""
     if rounds.serves and now.round == job.config.rounds:
-        record.fruitless = record.fruitless or now.watch.ended()
+        why = now.watch.ended()
+        record.fruitless = record.fruitless or (why and why + _too_late(plan))
     now.clock["sim_seconds"] += plan.duration
     now.clock["wall_seconds"] += record.elapsed()
     reason = rounds.together(record, reason)
     record.stage, now.stage = now.stage.number, job.planner.next_stage(plan.round, now.stage, record.signal)
     now.norms.saw(record.norms)
     return reason
+
+
+def _too_late(plan: Plan) -> str:
+    """Return in words that a deadline left out even the fastest visit, "" where it did not."""
+    deadline, fastest = plan.closes_after, float(plan.seconds.min(initial=inf))
+    late = not plan.counted.any() and deadline < fastest < inf
+    return f"; this one closed after {deadline:.3g} s, and its fastest visit takes {fastest:.3g} s" if late else ""
 
 
 def evaluate(job: Job, rounds: Rounds, now: Progress, record: Record) -> dict[str, Floats | float]:

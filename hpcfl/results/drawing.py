@@ -142,7 +142,7 @@ def _say_untold(
         rest = listed(sorted(telling - told))
         say(f"{len(looks)} lines look like {len(alike)}: expected as color, style or facet one of {rest}")
     elif unsaid := run_table.differing(asked.runs).keys() - telling - told:
-        say(f"the labels tell the runs apart; these keys differ too: {', '.join(sorted(unsaid))}")
+        say(f"for a caption: all lines are told apart, and these keys differ too: {', '.join(sorted(unsaid))}")
 
 
 def _between(numbers: set[int]) -> str:

@@ -15,6 +15,7 @@ from hpcfl import store
 from hpcfl.base.console import width_of
 from hpcfl.base.errors import UsageError, did_you_mean
 from hpcfl.base.lazy import pandas, xarray
+from hpcfl.base.terminal import say
 from hpcfl.base.types import Floats
 from hpcfl.results.naming import Names
 from hpcfl.results.run_table import (
@@ -70,6 +71,9 @@ def compare(runs: Runs, target: float | None = None, *, metric: str = ACCURACY) 
             known = [name for name in recorded_metrics(each) if has_any(each, name)]
             raise UsageError(f"'{folder}' recorded no '{metric}'{did_you_mean(metric, known)}")
     _, scored = scores(data, None, False, metric)
+    every = max((int(run.keys.get("evaluate.every", 1)) for run in recorded), default=1)
+    if target is not None and every > 1:
+        say(f"times are known to the {every} rounds between tests (evaluate.every)")
     rows, found = {}, groups(recorded)
     for label, group in zip(Names(recorded, {}).groups(found), found):
         own = [data[run.folder] for run in group.runs]

@@ -46,6 +46,21 @@ def test_check_says_what_the_command_prints(capsys: pytest.CaptureFixture[str]) 
         hpcfl.check("salf-digits", settings={"algorithm.lr": -1.0})
 
 
+def test_check_names_the_clients_that_are_always_late(tmp_path: Path) -> None:
+    clients = {"north": 2.0, "c2": 3.5, "c10": 8.0, "south": 3.0}  # the deadline itself is in time
+    speeds = tmp_path / "speeds.csv"
+    names = hpcfl.save_data(tmp_path / "mine.h5", dict.fromkeys(clients, (np.eye(4), np.arange(4) % 2)))
+    rows = [f"{place},{clients[name]}" for place, name in enumerate(names)]
+    speeds.write_text("\n".join(["client,seconds", *rows]))
+    table = {"name": "hdf5", "file": str(tmp_path / "mine.h5")}, {"model": "table", "file": str(speeds)}
+    values = {**VALUES, "clients": 4, "participation": {}, "data": table[0], "speed": table[1]}
+    late = {"participation": {"close": "deadline", "deadline": 3.0}}
+    facts = hpcfl.check(values, overlays=late, settings={"rounds": 5})
+    assert facts["never"] == "no visit of 2 clients counts in these rounds: c2, c10"
+    assert "never" not in hpcfl.check(values, overlays=late, settings={"participation.deadline": 8.0})
+    assert "never" not in hpcfl.check(values, overlays={"participation": {"close": "all"}})
+
+
 def test_resume_goes_on(tmp_path: Path) -> None:
     whole = hpcfl.run(VALUES, settings={"rounds": 6}, out=tmp_path / "whole")
     hpcfl.run(VALUES, out=tmp_path / "run")

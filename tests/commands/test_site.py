@@ -99,6 +99,19 @@ def test_of_two_schedulers_that_counts_whose_job_this_is(
     assert look().scheduler == "flux"
 
 
+@pytest.mark.parametrize("name", ["slurm", "pbs"])
+def test_a_scheduler_that_does_not_answer_is_named(
+    name: str, canned: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert look().silent == ""
+    program = tmp_path / SCHEDULERS[name].asked.split()[0]
+    program.touch(mode=0o755)
+    assert look().silent == SCHEDULERS[name].asked
+    canned |= SAID[name]
+    assert not [line for line in lacking(look()) if line.startswith("a scheduler")]
+
+
 def test_what_cannot_be_started_is_said(canned: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     def starter() -> list[str]:
         raise UsageError("mpi4py loads Open MPI 5.0.11, which nothing here starts")
@@ -114,6 +127,7 @@ WHOLE = Site(
 )
 LACKING = {
     "a scheduler": {"scheduler": ""},
+    "a scheduler that answers: 'sbatch --version' fails": {"scheduler": "", "silent": "sbatch --version"},
     "no MPI": {"mpi": "", "unstarted": "no MPI at all"},
     "srun --mpi=pmi2, for MPICH 5.0.2": {"kinds": ["pmix"]},
     "GPUs that the scheduler knows of": {"nodes": ["8 Nodes, 32 Cores, 0 GPUs"]},

@@ -54,6 +54,18 @@ def test_what_is_compared_is_what_was_recorded(tmp_path: Path) -> None:
     assert salf["steps"] == 3
 
 
+def test_how_well_a_time_is_known_is_said_where_not_each_round_was_tested(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tables = {every: {**config(), "evaluate": {"every": every}} for every in (1, 7)}
+    often, seldom = (write_run(tmp_path / str(every), table, curve([0.6], [1.0])) for every, table in tables.items())
+    compare(often, 0.5)
+    compare([often, seldom])  # no target, no time to it
+    assert capsys.readouterr().err == ""
+    compare([often, seldom], 0.5)
+    assert capsys.readouterr().err == "hpcfl: times are known to the 7 rounds between tests (evaluate.every)\n"
+
+
 def test_a_round_without_a_visit_is_no_step_of_the_server(tmp_path: Path) -> None:
     rows = [{**row, "void": number == 1, "message_bytes": 0} for number, row in enumerate(curve([0.1] * 3, [1, 2, 3]))]
     assert compare(write_run(tmp_path / "a", config(), rows))["steps"].item() == 2
