@@ -188,7 +188,7 @@ def _laid_out(
         if len({each.x for each in panels}) > 1 or place + columns >= count:
             axes.set_xlabel(panel.x)
         if place % columns == 0 or not share:
-            axes.set_ylabel(textwrap.fill(panel.y, 24))
+            axes.set_ylabel(textwrap.fill(panel.y, 20 if width == "column" else 24))
     for axes in grid.flat[count:]:
         axes.remove()
     if handles:

@@ -198,6 +198,20 @@ def test_the_legend_lies_beside_the_axes(sweep: Path, width: Any) -> None:
         assert axes.get_window_extent().width > whole.width / 4
 
 
+def test_no_label_of_a_single_panel_is_cut(tmp_path: Path) -> None:
+    rows = [{"client_accuracy": [0.5, 0.7], "sim_seconds": seconds} for seconds in (1, 2)]
+    for seed, lr in ((1, 0.1), (2, 0.1), (1, 0.2), (2, 0.2)):
+        write_run(tmp_path / f"{lr}-{seed}", config(algorithm={"lr": lr}, seed=seed), rows)
+    drawn = figure(tmp_path, x="time", width="column")
+    drawn.draw_without_rendering()
+    (axes,), whole = drawn.axes, drawn.bbox
+    assert axes.get_ylabel() == "mean test accuracy\nover the clients"
+    for label in (axes.xaxis.label, axes.yaxis.label):
+        box = label.get_window_extent()
+        assert whole.x0 <= box.x0 < box.x1 <= whole.x1
+        assert whole.y0 <= box.y0 < box.y1 <= whole.y1
+
+
 def test_labels_of_logarithmic_ticks_do_not_overlap(tmp_path: Path) -> None:
     ranges = [2, 3], [10, 29], [100, 650], [13, 950], [1500, 1.2e5], [0.02, 5e4]
     runs = [
