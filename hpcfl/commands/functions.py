@@ -162,8 +162,7 @@ class Sweep:
         return self
 
     def __repr__(self) -> str:
-        states = Counter(run.state for run in self.planned)
-        said = ", ".join(f"{number} {state}" for state, number in states.items())
+        said = ", ".join(f"{number} {state}" for state, number in Counter(run.state for run in self.planned).items())
         return f"{count_of(len(self.planned), 'run')}: {said}, in {self.folder}"
 
     def _repr_html_(self) -> str:
@@ -180,12 +179,9 @@ class Sweep:
 
 def _kept(folder: Path, what: str | Path | Mapping[str, Any], name: str, keys: Mapping[str, Any] | None = None) -> str:
     """Return what a config or overlay is called; a nested table, and one with keys on top, is a file in `folder`."""
-    if isinstance(what, Mapping):
-        table = dict(what)
-    elif keys is None:
+    if keys is None and not isinstance(what, Mapping):
         return str(what)
-    else:
-        name, table = Path(what).stem, read(str(what))
+    name, table = (name, dict(what)) if isinstance(what, Mapping) else (Path(what).stem, read(str(what)))
     folder.mkdir(parents=True, exist_ok=True)
     lines = (f"{key} = {json.dumps(value)}\n" for key, value in flat(on_top(table, [], keys or {})[0]))  # as in TOML
     write_text(folder / f"{name}.toml", "".join(lines))

@@ -126,10 +126,9 @@ def nodes(scheduler: str) -> Iterator[str]:
 
 def lacking(site: Site) -> Iterator[str]:
     """Yield one line for each thing that is not there, with what to do."""
-    if not site.scheduler and site.silent:
-        yield f"a scheduler that answers: '{site.silent}' fails; look where jobs are handed in, or start with mpirun"
-    elif not site.scheduler:
-        yield "a scheduler (sbatch, qstat or flux on PATH): look where jobs are handed in, or start with mpirun"
+    if not site.scheduler:
+        which = f"that answers ('{site.silent}' fails)" if site.silent else "(sbatch, qstat or flux on PATH)"
+        yield f"a scheduler {which}: look where jobs are handed in, or start with mpirun"
     own = "pmix" if site.mpi.startswith("Open MPI") else "pmi2"
     if site.unstarted and not (site.mpi and own in site.kinds):
         yield site.unstarted

@@ -103,8 +103,8 @@ def too_large(ranges: Sequence[Range], clients: str, source: object) -> str:
         return ""
     pixels = all(least >= 0 and most <= 255 for least, most in ranges)
     unscaled = getattr(source, "scale", "no such key") is None
-    remedy = "features standardised to mean 0 and deviation 1 (a column of ids is no feature)"
-    remedy = "data.scale = 'unit'" if pixels and unscaled else remedy
+    standardised = "features standardised to mean 0 and deviation 1 (a column of ids is no feature)"
+    remedy = "data.scale = 'unit'" if pixels and unscaled else standardised
     first = f"client {beyond[0]} holds {farthest[beyond[0]]:g}: beyond ±{FARTHEST:g}"
     text = f"as in {len(beyond)} of {clients}, training by gradients may diverge"
     return f"features: {first}, {text}: expected {remedy}"

@@ -105,8 +105,8 @@ def data_section(
     """
     if isinstance(data, str | Path):
         if (kind := Path(data).suffix) in TABLES:
-            read = f"pandas.read_{kind[1:]}('{data}')"
-            raise UsageError(f"data: '{data}' is a table's file: expected the table, as data={read} with by and label")
+            table = f"the table, as data=pandas.read_{kind[1:]}('{data}') with by and label"
+            raise UsageError(f"data: '{data}' is a table's file: expected {table}")
         is_file = kind in HDF5
         return ({"name": "hdf5", "file": str(data)} if is_file else {"name": str(data)}), []
     parts = parts_of(data, by, label)

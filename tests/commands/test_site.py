@@ -127,7 +127,7 @@ WHOLE = Site(
 )
 LACKING = {
     "a scheduler": {"scheduler": ""},
-    "a scheduler that answers: 'sbatch --version' fails": {"scheduler": "", "silent": "sbatch --version"},
+    "a scheduler that answers ('sbatch --version' fails): look": {"scheduler": "", "silent": "sbatch --version"},
     "no MPI": {"mpi": "", "unstarted": "no MPI at all"},
     "srun --mpi=pmi2, for MPICH 5.0.2": {"kinds": ["pmix"]},
     "GPUs that the scheduler knows of": {"nodes": ["8 Nodes, 32 Cores, 0 GPUs"]},
