@@ -19,7 +19,13 @@ NONE = np.zeros(4, dtype=np.uint64)  # of a generator that has made no numbers a
 
 
 def keyed(seed: int, purpose: str, round: int = 0, client: int = 0, step: int = 0) -> np.random.Generator:
-    """Return the generator that belongs to these numbers, each below 2^64, and to this purpose, such as ``"batch"``."""
+    """Return the generator that belongs to these numbers, each below 2^64, and to this purpose, such as ``"batch"``.
+
+    Examples
+    --------
+    >>> int(hpcfl.keyed(1, "batch", step=2).integers(10))
+    8
+    """
     key, counter = _place(seed, purpose, round, client, step)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 

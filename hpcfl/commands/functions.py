@@ -47,6 +47,12 @@ def show(folders: Folders) -> pandas.DataFrame:
     ------
     UsageError, RunError
         If none of them can be read; of others a line on stderr says why.
+
+    Examples
+    --------
+    >>> run = hpcfl.run("fedavg-digits", settings={"rounds": 2, "evaluate.every": 1}, out="runs/two", quiet=True)
+    >>> hpcfl.show("runs/two")["status"].to_dict()
+    {'runs/two': 'done'}
     """
     several = [folders] if isinstance(folders, str | Path) else [*folders]
     rows, odd = summaries(run_folders(map(Path, several)))
@@ -68,6 +74,13 @@ def list(name: str = "") -> pandas.DataFrame:  # noqa: A001
     ------
     UsageError
         If there is no such kind.
+
+    Examples
+    --------
+    >>> "salf" in hpcfl.list("methods").index
+    True
+    >>> hpcfl.list("keys").loc["rounds", "default"]
+    'required'
     """
     return catalogue.frame(name)
 
@@ -83,6 +96,11 @@ def check(
     """Return what a config would do, a fact by each name that ``hpcfl check`` prints; nothing runs.
 
     UsageError where it cannot be run.
+
+    Examples
+    --------
+    >>> hpcfl.check("salf-digits")["closes"]
+    'after 0.3 s; of visits under way layers count'
     """
     place = None if data_dir is None else Path(data_dir)
     loaded = load(config, settings or {}, overlays, tell=True, data_dir=place)
@@ -240,6 +258,12 @@ def sweep(
         If a config or value cannot be; nothing is started.
     RunError
         If some runs have failed, once all have ended.
+
+    Examples
+    --------
+    >>> few = {"rounds": 2, "evaluate.every": 1}
+    >>> hpcfl.sweep("fedavg-digits", {"algorithm.lr": [0.05, 0.2]}, seeds=2, settings=few, out="runs/lr", jobs=1)
+    4 runs: 4 done, in runs/lr
     """
     folder = Path(out)
     several = [config] if isinstance(config, str | Path | Mapping) else config

@@ -181,6 +181,14 @@ def run(
     Stopped
         If it was asked to stop; a checkpoint was written, and ``resume=True`` goes on. `Diverged`, which is one, has
         none.
+
+    Examples
+    --------
+    >>> run = hpcfl.run("fedavg-digits", settings={"rounds": 2, "evaluate.every": 1}, out="runs/two", quiet=True)
+    >>> run.data["accuracy"].sizes["round"]
+    2
+    >>> sum(weight.numel() for weight in run.module().parameters())
+    2778
     """
     folder = Path(out) if out else default_folder(config)
     place, silent = _place(data_dir), _silent(quiet)
@@ -243,6 +251,12 @@ def resume(
         The run folder.
     rounds : int, optional
         The rounds that the run has from now on, finished or not; None: as before.
+
+    Examples
+    --------
+    >>> run = hpcfl.run("fedavg-digits", settings={"rounds": 2, "evaluate.every": 1}, out="runs/two", quiet=True)
+    >>> hpcfl.resume("runs/two", rounds=3, quiet=True).data.sizes["round"]
+    3
     """
     place, where = _place(data_dir), store.run_folder(folder)
 

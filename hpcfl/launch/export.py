@@ -30,6 +30,14 @@ def export(run: Path | str, to: Path | str, *, client: int | None = None) -> Pat
     ------
     UsageError
         If the file's name ends otherwise, or the run has no such model.
+
+    Examples
+    --------
+    >>> run = hpcfl.run("fedavg-digits", settings={"rounds": 2, "evaluate.every": 1}, out="runs/two", quiet=True)
+    >>> hpcfl.export("runs/two", "two.zip").name
+    'two.zip'
+    >>> hpcfl.open_run("two.zip").sizes["round"]
+    2
     """
     path = Path(to)
     if path.suffix not in SUFFIXES:

@@ -60,6 +60,12 @@ def save_data(
     ------
     UsageError
         If a table lacks a column, or what should be numbers is none, or lengths differ.
+
+    Examples
+    --------
+    >>> x, y = [[0.0, 1.0], [1.0, 0.0], [1.0, 1.0], [0.0, 0.0]], [0, 1, 1, 0]
+    >>> hpcfl.save_data("hospitals.h5", (x, y, ["Oslo", "Bern", "Oslo", "Bern"]))
+    ['Bern', 'Oslo']
     """
     return _write(Path(path), parts_of(data, by, label), test_share)
 

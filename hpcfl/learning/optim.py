@@ -24,7 +24,13 @@ FINE_TUNING = 2**20
 
 
 def zeros(state: State) -> State:
-    """Return tensors of zeros by the same names, of the same shapes and types."""
+    """Return tensors of zeros by the same names, of the same shapes and types.
+
+    Examples
+    --------
+    >>> hpcfl.zeros({"w": torch.ones(2)})
+    {'w': tensor([0., 0.])}
+    """
     return {name: torch.zeros_like(value) for name, value in state.items()}
 
 

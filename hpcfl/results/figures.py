@@ -88,6 +88,11 @@ def figure(
     ------
     UsageError
         If there is no such run, key or choice, or the runs did not record what the kind shows.
+
+    Examples
+    --------
+    >>> run = hpcfl.run("fedavg-digits", settings={"rounds": 2, "evaluate.every": 1}, out="runs/two", quiet=True)
+    >>> hpcfl.figure(run, x="rounds").savefig("two.pdf")
     """
     looks = {"color": color, "style": style, "facet": facet}
     axes = ("rounds", "time") if x is None else (x,) if isinstance(x, str) else tuple(x)

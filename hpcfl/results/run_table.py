@@ -212,6 +212,12 @@ def group_figures(run: Path | str) -> xarray.Dataset:
     The thirds are of the clients that were ever invited, by the mean of what their visits took: the same in all rounds.
     The accuracy of the worst tenth is that of each round's worst; its other figures are of those that were worst when
     last tested.
+
+    Examples
+    --------
+    >>> run = hpcfl.run("salf-digits", settings={"rounds": 3}, out="runs/salf", quiet=True)
+    >>> hpcfl.group_figures("runs/salf")["group"].values.tolist()
+    ['slow-third', 'middle-third', 'fast-third', 'worst-decile']
     """
     data = store.open_run(run)
     if not data.sizes.get("round"):
@@ -283,6 +289,13 @@ def open_sweep(folder: Path | str) -> xarray.Dataset:
     ------
     UsageError
         If the folder holds no run, or two runs with the same keys and seed.
+
+    Examples
+    --------
+    >>> few = {"rounds": 2, "evaluate.every": 1}
+    >>> runs = hpcfl.sweep("fedavg-digits", {"algorithm.lr": [0.05, 0.2]}, seeds=2, settings=few, out="runs/lr", jobs=1)
+    >>> hpcfl.open_sweep("runs/lr")["accuracy"].sel({"algorithm.lr": 0.2, "seed": 1}).shape
+    (2,)
     """
     folders = list(run_folders([Path(folder)]))
     configs = [dict(flat(recorded(store.run_attributes(each)["config"]))) for each in folders]

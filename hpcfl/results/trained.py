@@ -78,6 +78,15 @@ def open_models(
         one from outside the package, is not here or is not trusted.
     RunError
         If no checkpoint can be read whole.
+
+    Examples
+    --------
+    >>> run = hpcfl.run("fedavg-digits", settings={"rounds": 2, "evaluate.every": 1}, out="runs/two", quiet=True)
+    >>> models = hpcfl.open_models("runs/two")
+    >>> models
+    the models of 10 clients after round 2 of runs/two
+    >>> models.shared["fc1.weight"].shape
+    (32, 64)
     """
     folder = store.run_folder(run)
     attributes, path = store.run_attributes(folder), newest(folder)
@@ -221,7 +230,7 @@ def with_shared(
     return task, restored(like, saved.shared)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Models:
     """The models of a run's clients. Iterating makes them, some clients at a time, in the run's order of computing.
 
@@ -256,6 +265,9 @@ class Models:
     def folder(self) -> Path:
         """The run folder."""
         return self.path.parents[1]
+
+    def __repr__(self) -> str:
+        return f"the models of {len(self)} clients after round {self.round} of {self.folder}"
 
     def __len__(self) -> int:
         return self.config.clients

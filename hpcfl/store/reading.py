@@ -72,6 +72,13 @@ def open_run(path: Path | str, *, chunks: Any = None) -> xarray.Dataset:
         If this is no run folder.
     RunError
         If run.h5 is damaged, or a segment that it names is missing.
+
+    Examples
+    --------
+    >>> run = hpcfl.run("fedavg-digits", settings={"rounds": 2, "evaluate.every": 1}, out="runs/two", quiet=True)
+    >>> rounds = hpcfl.open_run("runs/two")
+    >>> rounds["arrived"].dims, rounds["arrived"].values.sum().item()
+    (('round', 'client'), 20)
     """
     run_dir = run_folder(path)
     if chunks is not None:
