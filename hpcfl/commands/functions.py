@@ -262,8 +262,8 @@ def sweep(
     Examples
     --------
     >>> few = {"rounds": 2, "evaluate.every": 1}
-    >>> hpcfl.sweep("fedavg-digits", {"algorithm.lr": [0.05, 0.2]}, seeds=2, settings=few, out="runs/lr", jobs=1)
-    4 runs: 4 done, in runs/lr
+    >>> hpcfl.sweep("fedavg-digits", {"algorithm.lr": [0.05, 0.2]}, settings=few, out="runs/lr", jobs=1)
+    2 runs: 2 done, in runs/lr
     """
     folder = Path(out)
     several = [config] if isinstance(config, str | Path | Mapping) else config

@@ -65,9 +65,9 @@ def compare(runs: Runs, target: float | None = None, *, metric: str = ACCURACY) 
     Examples
     --------
     >>> few = {"rounds": 2, "evaluate.every": 1}
-    >>> runs = hpcfl.sweep("fedavg-digits", {"algorithm.lr": [0.05, 0.2]}, seeds=2, settings=few, out="runs/lr", jobs=1)
+    >>> runs = hpcfl.sweep("fedavg-digits", {"algorithm.lr": [0.05, 0.2]}, settings=few, out="runs/lr", jobs=1)
     >>> hpcfl.compare(runs, target=0.05)["reached"].to_dict()
-    {'learning rate 0.05': 2, 'learning rate 0.2': 2}
+    {'learning rate 0.05': 1, 'learning rate 0.2': 1}
     """
     if target is not None and metric == ACCURACY and not 0 < target <= 1:
         raise UsageError(f"accuracy: expected a target above 0 and up to 1, got {target:g}")
