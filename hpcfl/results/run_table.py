@@ -294,8 +294,8 @@ def open_sweep(folder: Path | str) -> xarray.Dataset:
     --------
     >>> few = {"rounds": 2, "evaluate.every": 1}
     >>> runs = hpcfl.sweep("fedavg-digits", {"algorithm.lr": [0.05, 0.2]}, settings=few, out="runs/lr", jobs=1)
-    >>> hpcfl.open_sweep("runs/lr")["accuracy"].sel({"algorithm.lr": 0.2}).shape
-    (2,)
+    >>> hpcfl.open_sweep("runs/lr")["accuracy"].sel({"algorithm.lr": 0.2}).sizes["round"]
+    2
     """
     folders = list(run_folders([Path(folder)]))
     configs = [dict(flat(recorded(store.run_attributes(each)["config"]))) for each in folders]
