@@ -40,6 +40,8 @@ CLIENTS = {
 }
 FIRST = tuple(f"{section}.{pick.by}" for section, pick in PICKED.items())
 """Keys that labels begin with, where they differ: each picks the class of a section."""
+KEPT = re.compile(r".*/((?:data|speeds)-[0-9a-f]{8}\.\w+)")
+"""What a script has given is kept in the run's own folder, under a name by its digest."""
 MARKS = ("run.h5", "status", "metrics/*", "checkpoints/round-*")
 """What a folder in another one has, of these at least one, if a run has begun there."""
 Values = dict[str, list["Recorded"]]
@@ -72,7 +74,7 @@ class Recorded:
             tell(f"'{folder}': {error}; it is shown without keys")
             table = {}
         values = flat({**table, "code": code})
-        keys = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values}
+        keys = {key: KEPT.sub(r"\1", value) if isinstance(value, str) else json.dumps(value) for key, value in values}
         return cls(folder, keys, keys.pop("seed", ""))
 
     @property

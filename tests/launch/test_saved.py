@@ -137,6 +137,15 @@ def test_the_same_data_are_kept_once(tmp_path: Path) -> None:
     assert left.name not in names[0]
 
 
+def test_runs_on_the_same_data_and_speeds_are_one_group(tmp_path: Path) -> None:
+    """Each folder keeps its own; other data are another group."""
+    for number, data in enumerate(([arrays(), arrays()], [arrays(), arrays()], [arrays(), arrays(13)])):
+        keys = {**FEW, "seed": number}
+        given = {"data": data, "speeds": {0: 1.0, 1: 2.0}}
+        hpcfl.run("fedavg-digits", **given, settings=keys, out=tmp_path / str(number), quiet=True)
+    assert sorted(hpcfl.compare(tmp_path)["runs"]) == [1, 2]
+
+
 @pytest.mark.launch
 def test_ranks_read_what_rank_0_has_kept(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
