@@ -46,4 +46,4 @@ def test_notebooks_show_what_a_whole_run_put_out() -> None:
         assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1)), path.name
         assert any(cell.outputs for cell in cells), path.name
         told = str([cell.outputs for cell in cells])
-        assert "/tmp" not in told and "/home" not in told and "/root" not in told, path.name
+        assert not [place for place in ("/tmp", "/home", "/root") if place in told], path.name

@@ -1,4 +1,4 @@
-"""``python tests/tutorials.py``: run the notebooks of docs/tutorials from an empty folder, and keep what they put out."""
+"""``python tests/tutorials.py``: run the notebooks of docs/tutorials in an empty folder, and keep what they put out."""
 
 from __future__ import annotations
 
