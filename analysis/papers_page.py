@@ -46,12 +46,17 @@ def lines(of: str) -> tuple[Line, ...]:
     return tuple(known[run] for run in asked)
 
 
+def measured(line: Line, column: str) -> list[float | None]:
+    """Return what a line has of a column, by test; without a name, of the accuracy."""
+    values: list[float | None] = line[column or next(name for name in ACCURACY if name in line)]
+    return values
+
+
 def ended(of: str, column: str = "", tests: int = 1) -> list[float]:
     """Return of each seed the mean over the last tests."""
     found = []
     for line in lines(of):
-        values = line[column or next(name for name in ACCURACY if name in line)]
-        found.append(fmean([value for value in values if value is not None][-tests:]))
+        found.append(fmean([value for value in measured(line, column) if value is not None][-tests:]))
     return found
 
 
@@ -59,8 +64,7 @@ def reached(of: str, level: float, cost: float = 0.0, unit: float = 1.0, column:
     """Return of each seed the time at which a level is first reached, with `cost` units per round; inf: never."""
     found = []
     for line in lines(of):
-        values = np.array(line[column or next(name for name in ACCURACY if name in line)], float)
-        there = np.flatnonzero(values >= level)
+        there = np.flatnonzero(np.array(measured(line, column), float) >= level)
         at = there[0] if len(there) else None
         found.append(inf if at is None else line["sim_seconds"][at] / unit + cost * line["rounds"][at])
     return found
@@ -109,8 +113,8 @@ def value(of: str, path: str, form: str = ".3g") -> str:
 
 def best(of: str, column: str = "", digits: int = 3, scale: float = 1.0) -> str:
     """Return the mean over seeds of the highest test, and its interval."""
-    found = [line[column or next(name for name in ACCURACY if name in line)] for line in lines(of)]
-    return interval([max(value for value in values if value is not None) for values in found], digits, scale)
+    found = [max(value for value in measured(line, column) if value is not None) for line in lines(of)]
+    return interval(found, digits, scale)
 
 
 def seeds(of: str) -> str:
