@@ -19,7 +19,8 @@ from hpcfl.base.errors import UsageError, did_you_mean, toml
 from hpcfl.base.lazy import pandas
 from hpcfl.commands import recorded
 from hpcfl.config import Config
-from hpcfl.config.presets import PICKED, about, overlays, presets, variants
+from hpcfl.config.presets import PICKED, about, overlays, presets, read, variants
+from hpcfl.data import source_class, sources
 
 PICK = "Which one, and so which other keys there are; or ``package.module:Class``, a class of your own."
 TYPES = {"boolean": "true or false", "integer": "integer", "number": "number", "string": "string"}
@@ -103,7 +104,20 @@ def texts(kind: str) -> dict[str, str]:
     """Return what each is of one kind among `NAMED`, by its name."""
     if section := KINDS.get(kind):
         return {name: _part(section, name, PICKED[section].find(name)).text for name in PICKED[section].names()}
-    return {each: about(each) for each in (presets() if kind == "presets" else overlays())}
+    if kind == "presets":
+        return {each: about(each) + needs(each) for each in presets()}
+    return {each: about(each) for each in overlays()}
+
+
+def needs(preset: str) -> str:
+    """Return in words of which sources a preset reads files that others publish, or which file; "": none."""
+    data = read(preset)["data"]
+    keys = source_class(data["name"]).model_fields if data["name"] in sources() else {}
+    values = {key: field.default for key, field in keys.items()} | data
+    pools = [each for key, each in values.items() if key != "name" and each in sources()] or [data["name"]]
+    files = [f"files of {each}" for each in pools if each in sources() and source_class(each).published]
+    files += [data["file"]] if "file" in data else []
+    return f" Needs {' and '.join(files)}." if files else ""
 
 
 def frame(name: str = "") -> pandas.DataFrame:

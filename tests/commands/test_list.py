@@ -151,6 +151,30 @@ def test_presets_and_overlays_are_listed_by_themselves() -> None:
     assert "  salf-digits: SALF on the bundled digits, " in "\n".join(catalogue.lines("presets"))
 
 
+@pytest.mark.parametrize(
+    ("preset", "needed"),
+    [
+        ("fedavg-digits", ""),
+        ("combined-digits", ""),  # two domains, neither of which reads files
+        ("survival", ""),
+        ("table2-cnn-salf", " Needs files of mnist."),
+        ("vgg-cifar10-salf", " Needs files of cifar10."),
+        ("srpfl-fig7-homogeneous-sent140", " Needs files of sent140."),
+        ("flic-two-digits-small", " Needs files of mnist."),
+        ("local-mnist-usps", " Needs files of mnist and files of usps."),
+        ("fedhenn-textcaps", " Needs textcaps.h5."),
+    ],
+)
+def test_presets_say_which_files_they_need(preset: str, needed: str) -> None:
+    assert catalogue.needs(preset) == needed
+
+
+def test_presets_on_data_to_be_brought_say_so() -> None:
+    lines = {name: text for name, text in catalogue.texts("presets").items() if " Needs " in text}
+    words = "cifar10", "cifar100", "emnist", "femnist", "sent140", "usps", "textcaps"
+    assert {name for name in presets() if name.split("-")[-1] in words or "cifar10" in name} <= {*lines}
+
+
 def test_one_screen_says_what_to_begin_with_and_how_to_see_more(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
