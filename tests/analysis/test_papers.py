@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import pytest
 import hpcfl
 from hpcfl.base.errors import Stopped
 from hpcfl.config import load
+from hpcfl.config.presets import presets
 
 
 @pytest.fixture
@@ -55,6 +59,44 @@ def test_each_line_is_of_a_run_and_there_once(paper: str) -> None:
     lines = [papers.identity(line) for line in papers.known(paper)]
     assert len(lines) == len({*lines})
     assert {*lines} <= {*papers.wanted(paper)}
+
+
+def rows(paper: str) -> list[list[str]]:
+    """Return the cells of each row of a paper's table."""
+    lines = (papers.FOLDER / f"{paper}.md").read_text(encoding="utf-8").splitlines()
+    table = [line for line in lines if line.startswith("|")][2:]
+    return [[cell.strip() for cell in line.replace("\\|", "/").strip("|").split("|")] for line in table]
+
+
+@pytest.mark.parametrize("paper", papers.PAPERS)
+def test_each_row_has_a_verdict_and_not_run_says_what_is_not_here(paper: str) -> None:
+    for row in rows(paper):
+        assert len(row) == 7, row[0]
+        assert re.match(r"(same|smaller|other|not run)\b", row[6]), row[0]
+        lacks = re.compile(r"not run: [^;]*\b(is|are) not here")
+        assert all(lacks.search(cell) for cell in row[:6] if "not run" in cell), row[0]
+        assert row[6] != "not run" or row[5].startswith("not run: "), row[0]
+
+
+def alternatives(word: str) -> Iterator[str]:
+    """Yield what ``a-{b, c}`` stands for."""
+    if found := re.search(r"\{([^{}]*)\}", word):
+        for each in found[1].split(","):
+            yield from alternatives(word[: found.start()] + each.strip() + word[found.end() :])
+    else:
+        yield word
+
+
+def test_each_preset_is_named_by_a_row_a_study_a_page_or_a_test() -> None:
+    files = [*papers.FOLDER.glob("*"), *(papers.ROOT / "jobs" / "atlas").glob("*.toml"), papers.ROOT / "README.md"]
+    files += [*(papers.ROOT / "docs").rglob("*.md"), *(papers.ROOT / "tests").rglob("*.py")]
+    text = "\n".join(file.read_text(encoding="utf-8") for file in files if file.suffix != ".jsonl")
+    words = {word for each in re.findall(r"[a-z](?:[\w*-]|\{[\w ,-]+\})+", text) for word in alternatives(each)}
+    patterns = [word for word in words if re.fullmatch(r"[\w-]+-\*", word)]
+    unnamed = [
+        name for name in presets() if not any(fnmatchcase(name, word) for word in (*patterns, name) if word in words)
+    ]
+    assert unnamed == []
 
 
 def test_runs_are_those_of_the_first_seed_before_the_second(small: dict[str, Any]) -> None:
