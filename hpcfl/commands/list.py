@@ -111,11 +111,11 @@ def texts(kind: str) -> dict[str, str]:
 
 def needs(preset: str) -> str:
     """Return in words of which sources a preset reads files that others publish, or which file; "": none."""
-    data = read(preset)["data"]
-    keys = source_class(data["name"]).model_fields if data["name"] in sources() else {}
+    data, known = read(preset)["data"], {*sources()}
+    keys = source_class(data["name"]).model_fields if data["name"] in known else {}
     values = {key: field.default for key, field in keys.items()} | data
-    pools = [each for key, each in values.items() if key != "name" and each in sources()] or [data["name"]]
-    files = [f"files of {each}" for each in pools if each in sources() and source_class(each).published]
+    pools = [each for key, each in values.items() if key != "name" and each in known] or [data["name"]]
+    files = [f"files of {each}" for each in pools if each in known and source_class(each).published]
     files += [data["file"]] if "file" in data else []
     return f" Needs {' and '.join(files)}." if files else ""
 

@@ -107,6 +107,7 @@ def variants() -> Mapping[str, tuple[Path, Table]]:
     return {name: (path, entry) for path in _files(f"*/{VARIANTS}") for name, entry in read_toml(path).items()}
 
 
+@functools.cache
 def presets() -> Mapping[str, Path]:
     """The presets by name, and the files that they stand in."""
     whole = {path.stem: path for path in _files("*/*.toml") if path.name != VARIANTS}
