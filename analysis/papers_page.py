@@ -15,16 +15,15 @@ import re
 import sys
 from collections.abc import Callable
 from functools import cache
-from math import inf, isinf, sqrt
+from math import inf, isinf
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 import papers
 import srpfl_law
-from scipy.stats import t
-from study_lines import ROOT, Line
+from study_lines import ROOT, Line, half_interval
 
 ACCURACY = "accuracy", "mean_client_accuracy"
 
@@ -76,8 +75,7 @@ def reached(of: str, level: float, cost: float = 0.0, unit: float = 1.0, column:
 def interval(values: list[float], digits: int = 3, scale: float = 1.0) -> str:
     """Return a mean and its 95 % interval over seeds, by Student's law."""
     scaled = [scale * value for value in values]
-    half = t.ppf(0.975, len(scaled) - 1) * stdev(scaled) / sqrt(len(scaled)) if len(scaled) > 1 else 0.0
-    return f"{fmean(scaled):.{digits}f} ± {half:.{digits}f}"
+    return f"{fmean(scaled):.{digits}f} ± {half_interval(scaled):.{digits}f}"
 
 
 def ends(of: str, column: str = "", tests: int = 1, digits: int = 3, scale: float = 1.0) -> str:

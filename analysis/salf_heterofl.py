@@ -16,13 +16,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from math import ceil, sqrt
+from math import ceil
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 
 import numpy as np
 import torch
-from scipy.stats import t
+from study_lines import half_interval
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -137,8 +137,8 @@ def main() -> None:
     torch.set_num_threads(1)
     runs = [accuracies(asked, seed) for seed in asked.seeds]
     ends = [fmean(run) for run in runs]
-    half = t.ppf(0.975, len(ends) - 1) * stdev(ends) / sqrt(len(ends)) if len(ends) > 1 else 0.0
-    print(json.dumps({"accuracy": ends, "mean": fmean(ends), "half": half, "last": [run[-1] for run in runs]}))
+    found = {"accuracy": ends, "mean": fmean(ends), "half": half_interval(ends), "last": [run[-1] for run in runs]}
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":
