@@ -21,6 +21,7 @@ from helpers.runs import after_each_round
 from hpcfl import config as configs
 from hpcfl import store
 from hpcfl.engine import stopping
+from hpcfl.engine.job import Job
 from hpcfl.launch.host import fixed_arithmetic
 from hpcfl.testing.runs import play, same, table, toml
 
@@ -89,6 +90,16 @@ def test_the_process_is_left_as_it_was(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(hpcfl.UsageError):
         hpcfl.run({**VALUES, "rounds": 0}, out=tmp_path / "other")
     assert state() == before
+
+
+def test_a_run_leaves_nothing_of_itself_behind(tmp_path: Path) -> None:
+    """Its data lie in cycles, and Python's own collector seldom comes by: runs in a loop held ever more memory."""
+    gc.disable()
+    try:
+        hpcfl.run({**VALUES, "threads": 2}, out=tmp_path / "out")
+        assert not [each for each in gc.get_objects() if isinstance(each, Job)]
+    finally:
+        gc.enable()
 
 
 def flags() -> list[Any]:
