@@ -235,7 +235,7 @@ def with_deadline(
             for name, those in {"sound": sound, **ranks}.items()
             if those
         },
-        "lost": [loss.rank for loss in server.lanes.lost],
+        "lost": [*server.lanes.lost],
         "server_cpu": round(used / took, 3),
         "bytes": {name: round(total[name] / asked.rounds) for name in ("control", "down", "up")},
     }

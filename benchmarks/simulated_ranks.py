@@ -276,7 +276,7 @@ def play(asked: argparse.Namespace) -> dict[str, Any]:
         found["counted"] = round(counted / asked.rounds)
         server.lanes.wait_for_all(60.0)
         missing, _ = server.leave(asked.rounds, 0, True)
-        lost = sorted(loss.rank for loss in server.lanes.lost)
+        lost = sorted(server.lanes.lost)
         if lost != sorted(struck["kill"]) or missing:
             raise Violation(f"lost: {lost}, killed: {sorted(struck['kill'])}, missing: {missing}")
         over.append(0)

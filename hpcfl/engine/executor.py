@@ -84,6 +84,12 @@ class Worker:
             raise result
         return None
 
+    def over(self, take: Callable[[Any], object] = lambda result: None) -> bool:
+        """Take the results that there are; True once the work has ended."""
+        while self.busy and (found := self.take(0)) is not None:
+            take(found)
+        return not self.busy
+
     def _loop(self) -> None:
         while True:
             work = self._work.get()

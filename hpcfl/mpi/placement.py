@@ -107,6 +107,11 @@ class Topology:
         return tuple(tuple(chain(*chunks)) for chunks in self.chunks)
 
     @cached_property
+    def by_rank(self) -> dict[int, tuple[int, ...]]:
+        """The same by rank."""
+        return dict(zip(self.ranks, self.hosted))
+
+    @cached_property
     def clients(self) -> Ints:
         """All clients of the lane, by local rank, int64 [h]."""
         return np.array([client for clients in self.hosted for client in clients], dtype=np.int64)

@@ -164,7 +164,7 @@ class ClientRank:
         while True:
             with self.phases.phase("waiting"):
                 yield from self._wait(self._heard)
-            command = self._heard_last = self._heard_command()
+            command = self._heard_last = Command.unpacked(self._command, len(self.topology.clients))
             if self._round < 0 or (command.op is Op.VISIT and command.round > self._round):
                 self._round = command.round
                 self.phases.begin()
@@ -182,10 +182,6 @@ class ClientRank:
             if command.op is Op.LEAVE:
                 return
 
-    def _heard_command(self) -> Command:
-        """Return what has been heard."""
-        return Command.unpacked(self._command.copy(), len(self.topology.clients))
-
     def _listen(self) -> None:
         """Be ready for the server's next word."""
         self._heard = self.control.down(self._command)
@@ -197,8 +193,7 @@ class ClientRank:
         begun = time.monotonic()
         facts = command.round, command.attempt, command.stage, command.cohort, command.closes_after
         attempt = replace(self.job.planner.attempt(*facts), work=command.work)
-        turns = [turn[self.local_rank] for turn in self.topology.turns(command.cohort, self.job.together)]
-        self._turns = turns
+        turns = self._turns = [turn[self.local_rank] for turn in self.topology.turns(command.cohort, self.job.together)]
         self._posted, self._total = 0, len(turns) * len(self.formats.all)
         over = self._over = threading.Event()
         yield from self._receive_state(command)
@@ -227,7 +222,7 @@ class ClientRank:
         """Say whether the server has said something that ends the visits; hand over personal state if that is all."""
         if not complete(self._heard):
             return False
-        command = self._heard_command()
+        command = Command.unpacked(self._command, len(self.topology.clients))
         if command.op in QUESTIONS and QUESTIONS[command.op].beside:
             yield from self._answer(command)
             return False
@@ -316,13 +311,7 @@ class ClientRank:
 
     def _rested(self) -> Steps:
         """Wait until the computing thread is free; what it has put before is not wanted any more."""
-
-        def rested() -> bool:
-            while self.worker.busy and self.worker.take(0) is not None:
-                pass
-            return not self.worker.busy
-
-        yield from self._until(rested, seconds=LOOK_SECONDS)
+        yield from self._until(self.worker.over, seconds=LOOK_SECONDS)
 
     def _until(self, over: Callable[[], bool], coming: int = 0, seconds: float = 0.0) -> Steps:
         wait = Wait(coming, seconds)

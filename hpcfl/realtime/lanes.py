@@ -84,7 +84,7 @@ class Lanes:
         self.all, self.spare, self.lost_after, self.patience = lanes, spare or {}, lost_after, patience
         self.phases = phases or Phases()
         self.transfers, self._listened = transfers or Transfers(), 0.0
-        self.lost: list[Loss] = []
+        self.lost: dict[int, Loss] = {}  # by rank
         self.changes = 0
         self.stirred: list[Lane] = []
         self.events: list[tuple[str, int, str]] = []
@@ -144,7 +144,7 @@ class Lanes:
         if lane.state == "dead" and before != "dead" and not self._divisible(lane):
             self._report_lost(lane)
         for rank, reason in lane.gone:
-            self._report(rank, lane.topology.hosted[lane.topology.ranks.index(rank)], reason)
+            self._report(lane, rank, reason)
         lane.gone = []
 
     def reform(self) -> list[Lane]:
@@ -173,24 +173,21 @@ class Lanes:
 
     def lose(self, lane: Lane, reason: str) -> None:
         """Give up a lane for good, and tell of the ranks on it, unless they are lost already."""
-        if {loss.rank for loss in self.lost}.isdisjoint(lane.topology.ranks):
+        if self.lost.keys().isdisjoint(lane.topology.ranks):
             lane.die(reason)
             self._report_lost(lane)
 
     def _report_lost(self, lane: Lane) -> None:
         """Tell of the ranks that are lost with a lane: of those below a leader itself alone, where another may lead."""
-        if {*lane.heirs} - {loss.rank for loss in self.lost}:
-            self._report(lane.leader, lane.topology.hosted[lane.topology.ranks.index(lane.leader)], lane.reason)
-            return
-        for rank, clients in zip(lane.topology.ranks, lane.topology.hosted):
-            self._report(rank, clients, lane.reason)
+        for rank in (lane.leader,) if {*lane.heirs} - self.lost.keys() else lane.topology.ranks:
+            self._report(lane, rank, lane.reason)
 
-    def _report(self, rank: int, clients: tuple[int, ...], reason: str) -> None:
-        if rank not in {loss.rank for loss in self.lost}:
-            self.lost.append(Loss(rank, clients, reason))
-            self.events += [("lost", client, f"on rank {rank}: {reason}") for client in clients]
+    def _report(self, lane: Lane, rank: int, reason: str) -> None:
+        if rank not in self.lost:
+            self.lost[rank] = Loss(rank, lane.topology.by_rank[rank], reason)
+            self.events += [("lost", client, f"on rank {rank}: {reason}") for client in self.lost[rank].clients]
             if self.tells:
-                say(str(self.lost[-1]))
+                say(str(self.lost[rank]))
 
     # waiting
 

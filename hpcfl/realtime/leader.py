@@ -293,7 +293,7 @@ class Leader:
         while True:
             with self.phases.phase("waiting" if self.round is None else "compute"):
                 self._until(lambda: self._heard.done)
-            command = Command.unpacked(self._command.copy(), len(self.topology.clients))
+            command = Command.unpacked(self._command, len(self.topology.clients))
             if command.op is not Op.LEAVE:
                 self._listen()
             for lane in self.lanes.all:

@@ -47,7 +47,7 @@ class Absences:
         if not late and not self._since:
             return
         dead = self._clients_in("dead")
-        rows = [row for lane in self.lanes.all for row in zip(lane.topology.ranks, lane.topology.hosted)]
+        rows = [row for lane in self.lanes.all for row in lane.topology.by_rank.items()]
         clients, away = dict(rows), {rank for rank, own in rows if late.intersection(own)}
         gone = self._since.keys() - {rank for rank, own in rows if dead.isdisjoint(own)}
         # of those who are gone others tell
@@ -131,8 +131,7 @@ class Orphans:
         return busy
 
     def _choose(self) -> None:
-        topologies = [lane.topology for lane in self.lanes.all]
-        load = {rank: len(own) for each in topologies for rank, own in zip(each.ranks, each.hosted)}
+        load = {rank: len(own) for lane in self.lanes.all for rank, own in lane.topology.by_rank.items()}
         for each in self.waiting:
             if each.host in load:
                 load[each.host] += len(each.chunk.clients)

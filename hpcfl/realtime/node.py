@@ -121,7 +121,7 @@ class LedVisits:
 
     @property
     def completed(self) -> list[tuple[float, int, int]]:
-        rows = zip(self.lane.topology.ranks, self.lane.topology.hosted)
+        rows = self.lane.topology.by_rank.items()
         return [(self.done[each], rank, each) for rank, clients in rows for each in clients if each in self.done]
 
     @property

@@ -71,7 +71,7 @@ class Command:
         stopped, work = (0, divmod(word, 1 << HALF)) if op == Op.VISIT else (word, (0, 0))
         closes_after = float(data[3:4].view(np.float64)[0])
         cohort = np.flatnonzero(np.unpackbits(data[HEAD + hosted :].view(np.uint8)))
-        counted = data[HEAD : HEAD + hosted]
+        counted = data[HEAD : HEAD + hosted].copy()
         return cls(Op(op), round_, attempt, closes_after, stage, stopped, bool(hard), state, counted, cohort, work)
 
 

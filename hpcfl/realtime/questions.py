@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import inf, nan
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -26,7 +26,8 @@ from hpcfl.realtime.orders import Command, Op
 from hpcfl.sums.packing import Bytes, Packing, as_bytes
 
 if TYPE_CHECKING:
-    from hpcfl.engine.executor import Executor, Worker
+    from hpcfl.engine.executor import Worker
+    from hpcfl.realtime.client import ClientRank
 
 SAVE_SECONDS = 5.0  # for personal state to begin to come, beyond what its bytes may take
 DISK = 2e7  # bytes per second that a rank writes at least
@@ -45,9 +46,9 @@ class Reply(ABC):
     def receive(self, channel: Channel) -> Requests:
         """Begin to receive it from all ranks of the lane."""
 
-    @abstractmethod
     def send(self, channel: Channel) -> Requests:
-        """Begin to send a rank's own part, or, as a leader, what all have replied."""
+        """Begin to send a rank's own part, or, as a leader, what all have replied: in a sum all do the same."""
+        return self.receive(channel)
 
     @abstractmethod
     def merge(self, replies: Sequence[Any], came: Sequence[bool]) -> None:
@@ -62,9 +63,6 @@ class Table(Reply):
         self.data: Floats = np.zeros((numbers, len(topology.clients if by_client else topology.ranks)))
 
     def receive(self, channel: Channel) -> Requests:
-        return channel.summed(self.data)
-
-    def send(self, channel: Channel) -> Requests:
         return channel.summed(self.data)
 
     def put(self, local_rank: int, numbers: Floats) -> None:
@@ -85,19 +83,16 @@ class Done(Reply):
     def receive(self, channel: Channel) -> Requests:
         return channel.meet() if self.table is None else self.table.receive(channel)
 
-    def send(self, channel: Channel) -> Requests:
-        return self.receive(channel)
-
     def merge(self, replies: Sequence[Done], came: Sequence[bool]) -> None:
         did = {rank for each, here in zip(replies, came) if here for rank in each.did}
         assert self.table is not None
         self.table.data[0] = [rank in did for rank in self.topology.ranks]
 
     @property
-    def did(self) -> list[int]:
+    def did(self) -> set[int]:
         """The ranks that have, once the reply has come."""
         ranks = self.topology.ranks
-        return [*ranks] if self.table is None else [ranks[place] for place in np.flatnonzero(self.table.data[0])]
+        return {*ranks} if self.table is None else {rank for rank, did in zip(ranks, self.table.data[0]) if did}
 
 
 class States(Reply):
@@ -131,13 +126,13 @@ class States(Reply):
 
     def lacking(self) -> list[int]:
         """Return the clients of whom nothing has been received."""
-        rows, there = zip(self.topology.ranks, self.topology.hosted), {*self.there.did}
-        return [client for rank, clients in rows if rank not in there for client in clients]
+        there = self.there.did
+        return [client for rank, own in self.topology.by_rank.items() if rank not in there for client in own]
 
     def saved(self) -> Iterator[Saved]:
         """Yield what has been received, client by client."""
-        parts, there = torch.split(self.buffer, self.counts), {*self.there.did}
-        for rank, packing, clients, part in zip(self.topology.ranks, self.packings, self.topology.hosted, parts):
+        parts, there = torch.split(self.buffer, self.counts), self.there.did
+        for (rank, clients), packing, part in zip(self.topology.by_rank.items(), self.packings, parts):
             if rank in there:
                 states = _by_client(clients, packing.views(part.clone()))
                 yield from (as_chunk(client, arrays(state)) for client, state in states.items())
@@ -182,25 +177,6 @@ def _by_client(clients: Sequence[int], named: State) -> dict[int, State]:
 # what is asked
 
 
-class Asked(Protocol):
-    """A client rank as a question finds it; `views` are the shared state that came with it, where some did."""
-
-    job: Job
-    executor: Executor
-    worker: Worker
-    profiled: Phases
-    store: Callable[[int, Mapping[int, State]], None] | None
-    topology: Topology
-    local_rank: int
-    views: State
-
-    def host(self, topology: Topology) -> None:
-        """Have these clients on the ranks of its lane."""
-
-    def release(self) -> None:
-        """Forget clients and shared state: only the last word is still to come."""
-
-
 class Question:
     """Something that is asked of all ranks of a lane that are free.
 
@@ -231,11 +207,11 @@ class Question:
         """Return room for the reply."""
         return Done(topology, led)
 
-    def room(self, rank: Asked, command: Command) -> list[Bytes]:
+    def room(self, rank: ClientRank, command: Command) -> list[Bytes]:
         """Return the room into which a rank receives what comes with the command, beside shared state, in parts."""
         return []
 
-    def begin(self, rank: Asked, command: Command, reply: Any) -> Callable[[], bool]:
+    def begin(self, rank: ClientRank, command: Command, reply: Any) -> Callable[[], bool]:
         """Begin what a rank does; the result says whether that is over, and its own part is in the reply."""
         return lambda: True
 
@@ -252,7 +228,7 @@ class Score(Question):
     def reply(self, job: Job, topology: Topology, led: bool = False) -> Table:
         return Table(topology, job.scores, by_client=True)
 
-    def begin(self, rank: Asked, command: Command, reply: Table) -> Callable[[], bool]:
+    def begin(self, rank: ClientRank, command: Command, reply: Table) -> Callable[[], bool]:
         scores = partial(rank.executor.scores, command.round, rank.executor.placed(rank.views))
         return _computed(rank.worker, scores, partial(reply.put, rank.local_rank))
 
@@ -266,7 +242,7 @@ class Profile(Question):
     def reply(self, job: Job, topology: Topology, led: bool = False) -> Table:
         return Table(topology, len(Phases().figures()))
 
-    def begin(self, rank: Asked, command: Command, reply: Table) -> Callable[[], bool]:
+    def begin(self, rank: ClientRank, command: Command, reply: Table) -> Callable[[], bool]:
         rank.profiled.end()
         reply.put(rank.local_rank, rank.profiled.figures())
         return lambda: True
@@ -281,7 +257,7 @@ class Save(Question):
     def reply(self, job: Job, topology: Topology, led: bool = False) -> States:
         return States(topology, job.like, led)
 
-    def begin(self, rank: Asked, command: Command, reply: States) -> Callable[[], bool]:
+    def begin(self, rank: ClientRank, command: Command, reply: States) -> Callable[[], bool]:
         reply.put(rank.local_rank, rank.executor.personal())
         return lambda: True
 
@@ -292,7 +268,7 @@ class Write(Question):
     beside = alone = lasts = True
     phase = "store"
 
-    def begin(self, rank: Asked, command: Command, reply: Done) -> Callable[[], bool]:
+    def begin(self, rank: ClientRank, command: Command, reply: Done) -> Callable[[], bool]:
         assert rank.store is not None
         under_way = begun(partial(rank.store, command.round, rank.executor.personal()))
         return lambda: under_way.done() and under_way.result() is None
@@ -307,13 +283,13 @@ class Adopt(Question):
 
     alone = True
 
-    def room(self, rank: Asked, command: Command) -> list[Bytes]:
+    def room(self, rank: ClientRank, command: Command) -> list[Bytes]:
         invited = set(command.cohort.tolist())
         self.chunks = [chunk for chunk in rank.job.chunks if not invited.isdisjoint(chunk.clients.tolist())]
         self.handover = Handover(self.chunks, rank.job.like)
         return self.handover.received()
 
-    def begin(self, rank: Asked, command: Command, reply: Done) -> Callable[[], bool]:
+    def begin(self, rank: ClientRank, command: Command, reply: Done) -> Callable[[], bool]:
         rank.host(rank.topology.with_more(self.chunks))
         return _computed(rank.worker, partial(rank.executor.adopt, self.chunks, self.handover.states()))
 
@@ -323,7 +299,7 @@ class Release(Question):
 
     dismisses = True
 
-    def begin(self, rank: Asked, command: Command, reply: Done) -> Callable[[], bool]:
+    def begin(self, rank: ClientRank, command: Command, reply: Done) -> Callable[[], bool]:
         rank.release()
         return lambda: True
 
@@ -348,10 +324,4 @@ def _computed(
 ) -> Callable[[], bool]:
     """Let the second thread do some work; return what takes its result, and says whether it is over."""
     worker.start(lambda put: put(work()))
-
-    def over() -> bool:
-        while worker.busy and (found := worker.take(0)) is not None:
-            take(found)
-        return not worker.busy
-
-    return over
+    return lambda: worker.over(take)

@@ -93,14 +93,25 @@ class Server(Rounds):
             self.lanes.wait_for_all(limit, what, self.rest)
             for lane in self.lanes.those("late", "dead"):
                 self.lanes.lose(lane, lane.reason or why)
-            check_there(config.min_ranks, self.size, [loss.rank for loss in self.lanes.lost], limit)
+            check_there(config.min_ranks, self.size, [*self.lanes.lost], limit)
         freeze()
 
     # rounds
 
     def exchange(self, now: Progress, record: Record) -> tuple[Plan, Sums]:
         """Run the next round until its rule closes it; an iterated reduction is done by the server alone."""
-        plan, sums = self._closed(now, record)
+        self.saved, self.began = now.saved, time.monotonic() - now.clock["sim_seconds"]
+        if not self.job.algorithm.invites(now.round):
+            plan = Plan.nobody(now.round, len(self.job.layers.tensors))
+            sums = ReceivedSums(self.job.layout, 0, plan.miss_probability, [])
+        else:
+            with record.timed("wait_seconds"):
+                try:
+                    limits = self.job.guard.limits(now.norms)
+                    plan, sums = self.run_round(now.round, now.shared, now.stage.number, limits)
+                except Interrupted:  # lanes that are free soon will take part in what follows
+                    self.halt()
+                    raise
         record.gradients, record.rejected, record.norms = sums.gradients, sums.rejected, sums.norms
         sums.phases = self.phases
         if self.job.iterated is not None:
@@ -108,18 +119,6 @@ class Server(Rounds):
                 messages = sums.messages(self.job.keeps)
                 sums.iterated = iterate(self.job.iterated, now.shared, messages, lambda responses: responses)
         return plan, sums
-
-    def _closed(self, now: Progress, record: Record) -> tuple[Plan, ReceivedSums]:
-        self.saved, self.began = now.saved, time.monotonic() - now.clock["sim_seconds"]
-        if not self.job.algorithm.invites(now.round):
-            plan = Plan.nobody(now.round, len(self.job.layers.tensors))
-            return plan, ReceivedSums(self.job.layout, 0, plan.miss_probability, [])
-        with record.timed("wait_seconds"):
-            try:
-                return self.run_round(now.round, now.shared, now.stage.number, self.job.guard.limits(now.norms))
-            except Interrupted:  # lanes that are free soon will take part in what follows
-                self.halt()
-                raise
 
     def run_round(
         self, round: int, shared: State, stage: int = 0, limits: Floats | None = None
@@ -194,7 +193,7 @@ class Server(Rounds):
             left = self.lanes.members(drawn.cohort, "idle", *BUSY)
             left = np.union1d(left, np.intersect1d(drawn.cohort, self.orphans.hopeful))
             if len(left) < need:
-                ranks = ", ".join(str(loss.rank) for loss in self.lanes.lost)
+                ranks = ", ".join(map(str, self.lanes.lost))
                 raise RunError(
                     f"round {round}: expected at least {need} of the {len(drawn.cohort)} clients invited, "
                     f"but only {len(left)} are left; lost ranks: {ranks}"
@@ -310,8 +309,7 @@ class Server(Rounds):
         self.lanes.wait_for_late()
         command, what = Command(Op.WRITE, now.round), "personal state"
         for lane, reply in self.lanes.ask(self.job, self.lanes.all, command, what=what).items() if self.apart else ():
-            rows = zip(lane.topology.ranks, lane.topology.hosted)
-            self.wrote |= {client: rank for rank, clients in rows if rank in reply.did for client in clients}
+            self.wrote |= {client: rank for rank in reply.did for client in lane.topology.by_rank[rank]}
         missed: list[int] = []
         for lane in self.lanes.all:
             left = [client for client in lane.hosted.tolist() if client not in self.wrote]
@@ -382,10 +380,9 @@ class Server(Rounds):
             left = [lane for lane in self.lanes.all if lane not in asked]
             asked += left
             found |= self.lanes.ask(self.job, left, command, what="ranks to leave", rest=rest)
-        lost = {loss.rank for loss in self.lanes.lost}
-        there = [{*lane.topology.ranks} - lost for lane in self.lanes.all if lane.state != "dead"]
+        there = {rank for lane in self.lanes.all if lane.state != "dead" for rank in lane.topology.ranks}
         came = {rank for reply in found.values() for rank in reply.did}
-        return sorted(set().union(*there) - came), hard
+        return sorted(there - came - self.lanes.lost.keys()), hard
 
     def together(self, record: Record, reason: str) -> str:
         """Take the ranks' figures from what they have sent, and tell who is lost."""

@@ -21,19 +21,16 @@ from hpcfl.engine.stopping import Stop
 from hpcfl.engine.watchdog import LeftBehind
 from hpcfl.mpi.channel import Connected, connect, direct, single
 from hpcfl.mpi.launcher import end_job, end_launcher, end_ranks, has_cuda, has_ulfm
-from hpcfl.mpi.placement import TWO_LEVEL, Topology, lane_topologies, topology, tree
+from hpcfl.mpi.placement import TWO_LEVEL, lane_topologies, topology, tree
 from hpcfl.mpi.transfers import Transfers
 from hpcfl.mpi.waiting import telling
-from hpcfl.realtime import relayed
-from hpcfl.realtime.arrivals import ArrivalsServer
+from hpcfl.realtime.arrivals import ArrivalsServer, ScheduledServer
 from hpcfl.realtime.client import ClientRank
 from hpcfl.realtime.lane import Lane
 from hpcfl.realtime.lanes import Lanes
-from hpcfl.realtime.relayed import RelayedRank
-from hpcfl.realtime.roles import Roles
-from hpcfl.realtime.scheduled import ScheduledServer
 from hpcfl.realtime.server import Server
 from hpcfl.realtime.succession import Succession
+from hpcfl.realtime.two_levels import RelayedRank, Roles, relayed_lanes
 
 
 def lead(
@@ -60,50 +57,34 @@ def lead(
         if reason := stop.requested():
             raise Interrupted(reason)
 
-    def server(
-        kind: type[Server],
-        there: Connected,
-        lanes: list[Lane],
-        spare: Mapping[int, Lane] = MappingProxyType({}),
-        succession: Succession | None = None,
-    ) -> Server:
-        made = kind(job, Lanes(lanes, spare, job.config.lost_after, job.config.patience, phases, transfers), rest)
-        made.absences.hosts = hosts
-        made.connected, made.apart, made.succession = there, apart, succession
-        with suppress(Interrupted):  # the request lasts: the first round hears of it
-            made.gather(absent)
-        job.planner.recall(folder, now.round)
-        return made
-
-    arrivals = job.config.participation.by_arrivals
-    by_arrivals = ScheduledServer if job.config.participation.scheduled else ArrivalsServer
+    kind, spare, succession = Server, dict[int, Lane](), None
+    if arrivals := job.config.participation.by_arrivals:
+        kind = ScheduledServer if job.config.participation.scheduled else ArrivalsServer
     with telling(comm, job.config.patience):
         there = connected or connect(comm, job.config.lane_width, hosts, has_ulfm(comm), arrivals)
     if job.config.lane_width == TWO_LEVEL:
         nodes, shared = tree(job.config.leaders, job.config.fan_out, hosts, absent), there.comms[0]
-        gone = [Lane(topology([rank], job.chunks), direct(shared, rank, leads=True), *facts) for rank in absent]
         if arrivals:
-            others, spare = relayed.lanes(job, there.comms, nodes, facts)
-            return server(by_arrivals, there, others + gone, spare)
-        succession = Succession(job, shared, nodes, facts)
-        return server(Server, there, succession.lanes() + gone, succession=succession)
-
-    def lane(ranks: Topology, number: int) -> Lane:
-        return Lane(ranks, there.lanes[number], *facts)
-
-    size = comm.Get_size()
-    topologies = lane_topologies(job.config.lane_width, hosts, job.chunks)
-    spare = {
-        rank: lane(each.single(local_rank), single(rank, size))
-        for each in topologies
-        for local_rank, rank in enumerate(each.ranks)
-        if single(rank, size) in there.lanes
-    }
-    all_lanes = []
-    for number, each in enumerate(topologies):
-        whole = absent.keys().isdisjoint(each.ranks) or len(each.ranks) == 1
-        all_lanes += [lane(each, number)] if whole else [spare[rank] for rank in each.ranks]
-    return server(by_arrivals if arrivals else Server, there, all_lanes, spare)
+            lanes, spare = relayed_lanes(job, there.comms, nodes, facts)
+        else:
+            succession = Succession(job, shared, nodes, facts)
+            lanes = succession.lanes()
+        lanes += [Lane(topology([rank], job.chunks), direct(shared, rank, leads=True), *facts) for rank in absent]
+    else:
+        lanes, size = [], comm.Get_size()
+        for number, each in enumerate(lane_topologies(job.config.lane_width, hosts, job.chunks)):
+            for local_rank, rank in enumerate(each.ranks):
+                if (channels := there.lanes.get(single(rank, size))) is not None:
+                    spare[rank] = Lane(each.single(local_rank), channels, *facts)
+            whole = absent.keys().isdisjoint(each.ranks) or len(each.ranks) == 1
+            lanes += [Lane(each, there.lanes[number], *facts)] if whole else [spare[rank] for rank in each.ranks]
+    made = kind(job, Lanes(lanes, spare, job.config.lost_after, job.config.patience, phases, transfers), rest)
+    made.absences.hosts = hosts
+    made.connected, made.apart, made.succession = there, apart, succession
+    with suppress(Interrupted):  # the request lasts: the first round hears of it
+        made.gather(absent)
+    job.planner.recall(folder, now.round)
+    return made
 
 
 def serve(
@@ -161,7 +142,7 @@ def dismiss(server: Server, comm: MPI.Intracomm, done: int, stopped: Stopped | N
     """Let all ranks leave at once; end the job where some do not come back."""
     missing, hard = server.leave(done, stopped.code if stopped else 0, has_ulfm(comm))
     if has_ulfm(comm) and server.lanes.lost:
-        end_ranks([loss.rank for loss in server.lanes.lost])  # MPI waits for one that only hangs
+        end_ranks([*server.lanes.lost])  # MPI waits for one that only hangs
         end_launcher()  # and, as its launcher, for a host that is out of reach
     if missing:
         say(f"the run is recorded, but rank {', '.join(map(str, missing))} did not come back to leave")

@@ -1,9 +1,9 @@
 """Who leads whom over two levels, and who leads next where a leader is suspended, or dead.
 
 The server decides it: leaders tell of those that they lead. It sends word to all client ranks
-(`hpcfl.realtime.roles`), over channels of its own, since it does not reach them by way of somebody who hangs; all of
-the branch in which one leads anew make new lanes, and leave the old ones as they are. A leader that wakes up finds the
-word first, and is led from then on as any other rank.
+(`hpcfl.realtime.two_levels`), over channels of its own, since it does not reach them by way of somebody who hangs; all
+of the branch in which one leads anew make new lanes, and leave the old ones as they are. A leader that wakes up finds
+the word first, and is led from then on as any other rank.
 """
 
 from __future__ import annotations
@@ -92,10 +92,9 @@ class Succession:
     def _replace(self, lanes: Lanes, old: NodeLane, leader: int, why: str) -> None:
         node = self.tree.node(leader)
         states = dict(zip(old.topology.ranks, old.noticed.states()))
-        lost = {loss.rank for loss in lanes.lost}
-        row = [rank for rank in self.tree.nodes[node] if rank not in lost and rank != leader]
+        row = [rank for rank in self.tree.nodes[node] if rank not in lanes.lost and rank != leader]
         after = [rank for rank in row if rank > leader] + [rank for rank in row if rank < leader]
-        after = after or [rank for rank in self.tree.under(node).heirs if rank not in lost]  # of a node below
+        after = after or [rank for rank in self.tree.under(node).heirs if rank not in lanes.lost]  # of a node below
         if not after:
             return
         passed = self._passed.setdefault(node, set())
@@ -105,17 +104,17 @@ class Succession:
         # stable: the next one of those that are free
         new = min(after, key=lambda rank: (rank in self._passed[node], states[rank] == "late"))
         self._missed[leader] = 0
-        self._change(node, new, lost)
+        self._change(node, new, lanes.lost)
         self._renew(lanes, old, self.tree.branch(node))
         say(f"rank {new} leads the node of rank {leader}, which {why}")
-        for client in old.topology.hosted[old.topology.ranks.index(leader)]:
+        for client in old.topology.by_rank[leader]:
             lanes.events.append(("succeeded", client, f"rank {new} leads in place of rank {leader}, which {why}"))
 
     def leave_out_late(self, lanes: Lanes, why: str) -> None:
         """Give up for good, when a job starts, the ranks below leaders that are not there: they are lost."""
         for old in [one for one in lanes.all if isinstance(one, NodeLane) and one.state == "idle"]:
             late = [rank for rank, state in zip(old.topology.ranks, old.noticed.states()) if state == "late"]
-            branch, lost = self.tree.branch(self.tree.node(old.leader)), {loss.rank for loss in lanes.lost}
+            branch, lost = self.tree.branch(self.tree.node(old.leader)), {*lanes.lost}
             for rank in late:
                 node = self.tree.node(rank)
                 self._change(node, self.tree.leaders[node], lost, rank)

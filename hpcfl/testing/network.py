@@ -747,7 +747,7 @@ ROOMS = (
         f"realtime.{name}"
         for name in ("arrivals", "client", "lane", "lanes", "leader", "membership", "node", "questions")
     ),
-    *(f"realtime.{name}" for name in ("relayed", "roles", "server", "start", "succession")),
+    *(f"realtime.{name}" for name in ("server", "start", "succession", "two_levels")),
     *(f"engine.{name}" for name in ("executor", "pace", "watchdog")),
 )
 

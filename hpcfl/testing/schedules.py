@@ -479,9 +479,9 @@ def play_once(schedule: Schedule, begins: tuple[Progress, Reference] | None = No
         if schedule.saves and now.round < schedule.rounds and not found.ended:
             found.stopped = now, reference
         missing, _ = rounds.leave(now.round, 0, network.failures)
-        found.lost = [str(each) for each in rounds.lanes.lost]
+        found.lost = [*map(str, rounds.lanes.lost.values())]
         told = {rank for rank, when in schedule.dying.items() if when + 1.0 < network.now}
-        if network.failures and (unknown := told - {loss.rank for loss in rounds.lanes.lost}):
+        if network.failures and (unknown := told - rounds.lanes.lost.keys()):
             raise Violation(f"ranks {sorted(unknown)} are dead, and nobody says so")
         if missing and not schedule.faults:
             raise Violation(f"ranks {missing} did not come back to leave")

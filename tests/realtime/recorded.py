@@ -65,7 +65,7 @@ from hpcfl.testing import network
 FOLDER = Path(__file__).parent / "recordings"
 KINDS = "down", "up", "summed", "absent", "agree", "meet"
 BESIDE = "control", "data", "notices", "words"
-MODULES = "arrivals", "lane", "lanes", "membership", "node", "relayed", "server", "start", "succession"
+MODULES = "arrivals", "lane", "lanes", "membership", "node", "server", "start", "succession", "two_levels"
 BEGINNING = 1000.0  # seconds of the clock when a job begins
 SPARSE = 500  # microseconds between looks that are kept though nothing happened
 SLACK = 0.002  # seconds by which an operation may begin earlier or later

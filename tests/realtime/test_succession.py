@@ -92,7 +92,7 @@ def test_the_dead_are_followed_at_once_and_by_those_who_are_free(server: tuple[S
     succession, lanes, comm = server
     tell(lanes.all[0], rank_2="late")
     lanes.lose(lanes.all[0], "killed")
-    assert [loss.rank for loss in lanes.lost] == [1]
+    assert [*lanes.lost] == [1]
     succession.look(lanes)
     assert leaders(lanes) == [(7, "late", (1, 2, 7, 5, 6)), (3, "idle", (3, 4))]
     assert comm.told == {1: [], **{rank: [[0, 7, 1, 0]] for rank in range(2, RANKS)}}
@@ -105,7 +105,7 @@ def test_the_dead_are_followed_at_once_and_by_those_who_are_free(server: tuple[S
     before = [*lanes.all]
     succession.look(lanes)
     assert lanes.all == before  # nobody is left to lead
-    assert {loss.rank for loss in lanes.lost} == {1, 5, 6}
+    assert {*lanes.lost} == {1, 5, 6}
 
 
 def test_a_new_leader_has_its_time_to_come(
@@ -143,7 +143,7 @@ def test_a_job_starts_without_those_who_are_late(server: tuple[Succession, Lanes
     assert succession.tree.nodes == ((1, 7), (4,), ())
     assert leaders(lanes)[:2] == [(1, "late", (1, 7)), (4, "late", (4,))]
     assert [(lane.state, lane.topology.ranks) for lane in lanes.all[2:]] == [("dead", (rank,)) for rank in (2, 5, 6, 3)]
-    assert {loss.rank: loss.reason for loss in lanes.lost} == dict.fromkeys((2, 5, 6, 3), "not there")
+    assert {rank: loss.reason for rank, loss in lanes.lost.items()} == dict.fromkeys((2, 5, 6, 3), "not there")
     hosted = sorted(client for lane in lanes.all for client in lane.hosted.tolist())
     assert hosted == list(range(len(hosted)))  # all clients are known, those of the lost too
     assert comm.told[7] == [[2, 6, 1, 0], [1, 4, 1, 0], *([0, 1, 2, 2], [2, 6, 3, 5], [2, 6, 4, 6]), [1, 4, 2, 3]]
