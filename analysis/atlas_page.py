@@ -136,6 +136,11 @@ def places(labels: Sequence[str] = atlas.LABELS) -> list[str]:
     return [f"{world}/{each}" for world in atlas.grid()["worlds"] for each in labels]
 
 
+def calm() -> list[str]:
+    """Return the worlds that have a place for all methods."""
+    return [world for world in atlas.grid()["worlds"] if world not in COME_AND_GO]
+
+
 def draw_map(cells: dict[str, Found], picture: Path) -> None:
     """Draw a map: the seconds to the target of each method, by world and by who holds the labels."""
     from matplotlib.colors import LogNorm
@@ -174,7 +179,7 @@ def draw_ranks(cells: dict[str, Found], picture: Path) -> dict[str, list[tuple[s
     figure = Figure(figsize=(10, 6), layout="constrained")
     told = dict[str, list[tuple[str, float]]]()
     for axes, labels in zip(figure.subplots(1, 2), atlas.LABELS):
-        known = [place for place in places([labels]) if place.split("/")[0] not in COME_AND_GO]
+        known = [f"{world}/{labels}" for world in calm()]
         methods = everywhere(cells, known)
         drawn = ranks(cells, known, methods)
         mean = drawn.mean((0, 1))
@@ -233,10 +238,25 @@ def page(every: Mapping[str, dict[str, Found]], told: Mapping[str, list[tuple[st
     known: dict[str, Any] = {name: Figures(every, name) for name in ("seconds", "lr", *MEANS)}
     lines = [line for study in atlas.STUDIES for line in atlas.known_of(study)]
     known |= {"runs": len(lines), "hours": sum(line["seconds"] for line in lines) / 3600}
-    known |= {"failed": sum(line["status"] == "Diverged" for line in lines)}
+    known |= {"failed": sum(line["status"] == "Diverged" for line in lines), "methods": len(atlas.grid()["methods"])}
+    known |= {"best": {place: quickest(every["digits"], place) for place in places()}}
+    known |= {"ranked": len(told["anyone"]), "difference": critical_difference(len(told["anyone"]), len(calm()))}
+    tuned = [cell for cells in every.values() for cell in cells.values() if cell.lr and cell.cell.labels == "anyone"]
+    sizes = {cell.cell.key: atlas.method_of(cell.cell)["lr"] for cell in tuned}
+    at_edge = [cell for cell in tuned if cell.lr in (min(sizes[cell.cell.key]), max(sizes[cell.cell.key]))]
+    known |= {"tuned": len(tuned), "edges": len(at_edge)}
     known |= {"table_of_ranks": table_of_ranks(told), "table_of_combinations": table_of_combinations(every)}
-    known |= {"table_of_jobs": table_of_jobs(), "rank": {key: dict(some) for key, some in told.items()}}
+    known |= {"table_of_others": table_of_others(every), "table_of_jobs": table_of_jobs()}
+    known |= {"worst_replay": 100 * max(line["worst_error"]["replays"] for line in atlas.known_of("real"))}
     return (atlas.FOLDER / "page.md").read_text(encoding="utf-8").format_map(known)
+
+
+def quickest(cells: dict[str, Found], place: str) -> float:
+    """Return the fewest seconds to the target in a place, of those who do not wait for all."""
+    seconds = [
+        each.seconds for key, each in cells.items() if key.startswith(f"{place}/") and each.cell.method != "wait"
+    ]
+    return float(np.nanmin(seconds))
 
 
 def table_of_ranks(told: Mapping[str, list[tuple[str, float]]]) -> str:
@@ -247,6 +267,24 @@ def table_of_ranks(told: Mapping[str, list[tuple[str, float]]]) -> str:
         if place <= 8 or place > len(one) - 4:
             rows.append(f"| {place} | {first} | {rank:.1f} | {second} | {else_:.1f} |")
     return "\n".join(rows)
+
+
+def table_of_others(every: Mapping[str, dict[str, Found]]) -> str:
+    """Return what came of larger data and of a deeper network, world by world."""
+    studies = [(study, world) for study in ("mnist", "deep") for world in atlas.grid()[study]["worlds"]]
+    methods = [*atlas.grid()["mnist"]["methods"]]
+    methods += [method for method in atlas.grid()["deep"]["methods"] if method not in methods]
+    rows = [f"| | {' | '.join(f'{study}, {world}' for study, world in studies)} |", "|---" * (1 + len(studies)) + "|"]
+    for method in methods:
+        cells = [every[study].get(f"{world}/own/{method}") for study, world in studies]
+        words = ["" if one is None else "×" if not one.lines else told_of(one) for one in cells]
+        rows.append(f"| {method} | {' | '.join(words)} |")
+    return "\n".join(rows)
+
+
+def told_of(one: Found) -> str:
+    """Return the seconds of a cell to its target, and the accuracy of its slow third."""
+    return f"{'–' if isinf(one.seconds) else f'{one.seconds:.0f}'}, {one.mean('slow') or 0.0:.2f}"
 
 
 def table_of_combinations(every: Mapping[str, dict[str, Found]]) -> str:
