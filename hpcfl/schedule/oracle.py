@@ -5,8 +5,7 @@ with b_t gradients of single samples by each active client, or by the server, τ
 sending a vector of p numbers over that of computing a gradient, p being the size of a model. An epoch is of type A
 where clients compute and send, of type B where the server computes, of type C where clients only send (eq. 25).
 
-Where the paper leaves something open, docs/explanation/oracle.md says what is counted; docs/studies/oracle-theory.md
-has it method by method.
+Where the paper leaves something open, docs/explanation/oracle.md says what is counted, method by method.
 """
 
 from __future__ import annotations
