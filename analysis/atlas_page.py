@@ -3,7 +3,7 @@
     python analysis/atlas_page.py [-o docs/studies]
 
 Writes jobs/atlas/cells.csv, and of jobs/atlas/page.md the page: ``{seconds[pai-4/own/wait]:.0f}`` stands there for a
-figure of a cell, ``{table_of_ranks}`` for a table. So each number on it follows from the lines. Draws atlas_map.png,
+figure of a cell, ``{table_of_jobs}`` for a table. So each number on it follows from the lines. Draws atlas_map.png,
 atlas_ranks.png and atlas_slow.png. Prints one JSON line last: how many cells there are, and the mean ranks.
 """
 
@@ -251,16 +251,24 @@ def page(every: Mapping[str, dict[str, Found]], told: Mapping[str, list[tuple[st
     lines = [line for study in atlas.STUDIES for line in atlas.known_of(study)]
     known |= {"runs": len(lines), "hours": sum(line["seconds"] for line in lines) / 3600}
     known |= {"failed": sum(line["status"] == "Diverged" for line in lines), "methods": len(atlas.grid()["methods"])}
+    ahead = [sooner(every["digits"], place, "salf-paper", "drop-one") for place in places()]
+    known |= {"sooner": ahead.count(True), "later": ahead.count(False)}
     known |= {"best": {place: quickest(every["digits"], place) for place in places()}}
     known |= {"ranked": len(told["anyone"]), "difference": critical_difference(len(told["anyone"]), len(calm()))}
     tuned = [cell for cells in every.values() for cell in cells.values() if cell.lr and cell.cell.labels == "anyone"]
     sizes = {cell.cell.key: atlas.method_of(cell.cell)["lr"] for cell in tuned}
     at_edge = [cell for cell in tuned if cell.lr in (min(sizes[cell.cell.key]), max(sizes[cell.cell.key]))]
     known |= {"tuned": len(tuned), "edges": len(at_edge)}
-    known |= {"table_of_ranks": table_of_ranks(told), "table_of_combinations": table_of_combinations(every)}
-    known |= {"table_of_others": table_of_others(every), "table_of_jobs": table_of_jobs()}
+    known |= {"table_of_combinations": table_of_combinations(every), "table_of_others": table_of_others(every)}
+    known |= {"table_of_jobs": table_of_jobs(), "rank": {key: dict(some) for key, some in told.items()}}
     known |= {"worst_replay": 100 * max(line["worst_error"]["replays"] for line in atlas.known_of("real"))}
     return (atlas.FOLDER / "page.md").read_text(encoding="utf-8").format_map(known)
+
+
+def sooner(cells: dict[str, Found], place: str, one: str, other: str) -> bool | None:
+    """Return whether one method reaches the target before another in a place; None: neither does."""
+    first, second = (cells[f"{place}/{method}"].seconds for method in (one, other))
+    return None if isinf(first) and isinf(second) else first < second
 
 
 def quickest(cells: dict[str, Found], place: str) -> float:
@@ -269,16 +277,6 @@ def quickest(cells: dict[str, Found], place: str) -> float:
         each.seconds for key, each in cells.items() if key.startswith(f"{place}/") and each.cell.method != "wait"
     ]
     return float(np.nanmin(seconds))
-
-
-def table_of_ranks(told: Mapping[str, list[tuple[str, float]]]) -> str:
-    """Return the first methods and the last ones by mean rank, by who holds the labels."""
-    rows = ["| | labels of anyone | | labels of the slow third's own | |", "|---|---|---|---|---|"]
-    one, other = (told[labels] for labels in atlas.LABELS)
-    for place, ((first, rank), (second, else_)) in enumerate(zip(one, other), 1):
-        if place <= 8 or place > len(one) - 4:
-            rows.append(f"| {place} | {first} | {rank:.1f} | {second} | {else_:.1f} |")
-    return "\n".join(rows)
 
 
 def table_of_others(every: Mapping[str, dict[str, Found]]) -> str:
@@ -311,16 +309,11 @@ def table_of_combinations(every: Mapping[str, dict[str, Found]]) -> str:
 
 def table_of_jobs() -> str:
     """Return what was predicted of jobs that were really run, and what they did."""
-    rows = [
-        "| world, method | hosts | predicted s | measured s | same arrivals | accuracy |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows = ["| world, method | hosts | predicted s | measured s | same arrivals |", "|---|---|---|---|---|"]
     for line in atlas.known_of("real"):
         for each in line["cells"]:
-            predicted, measured = each["accuracy"]
             seconds = f"{each['predicted']:.1f} | {each['measured']:.1f}"
-            same = f"{100 * each['same_arrivals']:.1f} %"
-            rows.append(f"| {each['what']} | {line['hosts']} | {seconds} | {same} | {predicted:.3f}, {measured:.3f} |")
+            rows.append(f"| {each['what']} | {line['hosts']} | {seconds} | {100 * each['same_arrivals']:.1f} % |")
     return "\n".join(rows)
 
 
