@@ -284,11 +284,11 @@ def table_of_others(every: Mapping[str, dict[str, Found]]) -> str:
     studies = [(study, world) for study in ("mnist", "deep") for world in atlas.grid()[study]["worlds"]]
     methods = [*atlas.grid()["mnist"]["methods"]]
     methods += [method for method in atlas.grid()["deep"]["methods"] if method not in methods]
-    rows = [f"| | {' | '.join(f'{study}, {world}' for study, world in studies)} |", "|---" * (1 + len(studies)) + "|"]
+    rows = [f"||{'|'.join(f'{study}, {world}' for study, world in studies)}|", "|---" * (1 + len(studies)) + "|"]
     for method in methods:
         cells = [every[study].get(f"{world}/own/{method}") for study, world in studies]
         words = ["" if one is None else "×" if not one.lines else told_of(one) for one in cells]
-        rows.append(f"| {method} | {' | '.join(words)} |")
+        rows.append(f"|{method}|{'|'.join(words)}|")
     return "\n".join(rows)
 
 
@@ -299,21 +299,21 @@ def told_of(one: Found) -> str:
 
 def table_of_combinations(every: Mapping[str, dict[str, Found]]) -> str:
     """Return what layers, doubling and anchors add, on digits of two sizes."""
-    rows = ["| | digits, all | slow third | with MNIST, all | slow third |", "|---|---|---|---|---|"]
+    rows = ["| |digits, all|slow third|with MNIST, all|slow third|", "|---|---|---|---|---|"]
     for method in atlas.grid()["methods-of-spaces"]:
         cells = [every[study][f"pai-4/own/{method}"] for study in ("combined", "combined-mnist")]
         figures = [each.mean(name) or np.nan for each in cells for name in ("area", "slow")]
-        rows.append(f"| {method} | {' | '.join(f'{value:.3f}' for value in figures)} |")
+        rows.append(f"|{method}|{'|'.join(f'{value:.3f}' for value in figures)}|")
     return "\n".join(rows)
 
 
 def table_of_jobs() -> str:
     """Return what was predicted of jobs that were really run, and what they did."""
-    rows = ["| world, method | hosts | predicted s | measured s | same arrivals |", "|---|---|---|---|---|"]
+    rows = ["|world, method|hosts|predicted s|measured s|same arrivals|", "|---|---|---|---|---|"]
     for line in atlas.known_of("real"):
         for each in line["cells"]:
-            seconds = f"{each['predicted']:.1f} | {each['measured']:.1f}"
-            rows.append(f"| {each['what']} | {line['hosts']} | {seconds} | {100 * each['same_arrivals']:.1f} % |")
+            seconds = f"{each['predicted']:.1f}|{each['measured']:.1f}"
+            rows.append(f"|{each['what']}|{line['hosts']}|{seconds}|{each['same_arrivals']:.1%}|")
     return "\n".join(rows)
 
 
