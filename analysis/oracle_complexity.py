@@ -39,11 +39,10 @@ from hpcfl.contrib.theory.optimum import PooledObjective, optimum
 from hpcfl.learning.task import Task
 
 REPEAT = """\
-How the runs of docs/explanation/oracle_complexity.png were made, here for m = 50. The others: m = 10 with --set
-clients=10; m = 200 with --set clients=200 --set batch_clients=200 and seed 2; d = 5 with --set data.dimension=5 --set
-data.server=64 and seed 2, FedLRGD's lr = 0.66 and ranks 4,8,16,32,48,64, exact descent's lr = 1.32,2.64,5.28;
-fedlrgd-breast-cancer and fedave-breast-cancer with seeds 1,2,3, ranks 2,4,8,16,24,35 and 1.98,3.96,7.92. Exact descent
-is the second line.
+How the runs of docs/studies/fedlrgd.md were made, here for m = 50. The others: m = 200 with --set clients=200 --set
+batch_clients=200 and seed 2; d = 5 with --set data.dimension=5 --set data.server=64 and seed 2, FedLRGD's lr = 0.66 and
+ranks 4,8,16,32,48,64, exact descent's lr = 1.32,2.64,5.28; fedlrgd-breast-cancer and fedave-breast-cancer with seeds
+1,2,3, ranks 2,4,8,16,24,35 and 1.98,3.96,7.92. Exact descent is the second line.
   study() { hpcfl sweep "$@" --seeds 2,3,5 --out runs/gamma; }
   study fedlrgd-logistic --set rounds=120 --grid algorithm.rank=2,4,8,12,16,24,32 --grid algorithm.scale=1,2 \\
     --grid algorithm.penalty=reweighted,exact
