@@ -24,6 +24,7 @@ import numpy as np
 from atlas import Cell, Floats
 
 TARGET = "0.8"
+TARGETS = TARGET, "0.9"
 COME_AND_GO = "phones-diurnal", "spot"
 """Worlds that have no place for some methods."""
 SHOWN = "pai-2", "pai-4"
@@ -34,7 +35,8 @@ NAMED = {
 }
 """Methods that are named there, and where their names stand beside their points."""
 MEANS = "area", "accuracy", "slow", "decile", "never", "megabytes", "goodput", "staleness", "jain"
-COLUMNS = "study", "world", "labels", "method", "lr", "seeds", "reached", "seconds", "low", "high", *MEANS, "why"
+TOLD = tuple(f"{name}_{target}" for target in TARGETS for name in ("reached", "seconds", "low", "high"))
+COLUMNS = "study", "world", "labels", "method", "lr", "seeds", "diverged", *TOLD, *MEANS, "why"
 
 
 @dataclass
@@ -48,8 +50,11 @@ class Found:
 
     @cached_property
     def times(self) -> Floats:
-        """Seconds to the target, float64 [seeds]; inf: not reached."""
-        every = [line.get("reached", {}).get(TARGET) for line in self.lines]
+        return self.times_to(TARGET)
+
+    def times_to(self, target: str) -> Floats:
+        """Return the seconds to a target, float64 [seeds]; inf: not reached."""
+        every = [line.get("reached", {}).get(target) for line in self.lines]
         return np.array([inf if each is None else each for each in every], float)
 
     @property
@@ -87,11 +92,13 @@ def rows(cells: Sequence[Found]) -> list[list[str]]:
 
     table = [list(COLUMNS)]
     for each in cells:
-        low, high = interval_of_median(each.times)
-        cell = each.cell
-        row: list[Any] = [cell.study, cell.world, cell.labels, cell.method, each.lr, len(each.lines)]
-        row += [int(np.isfinite(each.times).sum()), each.seconds, low, high, *map(each.mean, MEANS), each.why]
-        table.append([word(value) for value in row])
+        cell, diverged = each.cell, sum(line["status"] == "Diverged" for line in each.lines)
+        row: list[Any] = [cell.study, cell.world, cell.labels, cell.method, each.lr, len(each.lines), diverged]
+        for target in TARGETS:
+            times = each.times_to(target)
+            seconds = float(np.median(times)) if len(times) else np.nan
+            row += [int(np.isfinite(times).sum()), seconds, *interval_of_median(times)]
+        table.append([word(value) for value in [*row, *map(each.mean, MEANS), each.why]])
     return table
 
 

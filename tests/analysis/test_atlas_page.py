@@ -20,7 +20,8 @@ WORLDS = "pai-4", "pai-2"
 def found(method: str, *times: float | None, accuracy: float = 0.5, why: str = "") -> Found:
     """Return a cell of one line per time to the target."""
     lines: list[dict[str, Any]] = [
-        {"reached": {"0.8": each}, "accuracy": accuracy + number / 100} for number, each in enumerate(times)
+        {"status": "stopped", "reached": {"0.8": each}, "accuracy": accuracy + number / 100}
+        for number, each in enumerate(times)
     ]
     return Found(atlas.Cell("digits", "pai-1", "anyone", method), 0.1, lines, why)
 
@@ -50,9 +51,9 @@ def test_the_critical_difference_is_that_of_nemenyis_table() -> None:
 def test_a_row_has_what_is_known() -> None:
     names, first, second = atlas_page.rows([found("wait", 10.0, 12.0), found("known", why="no chances are known")])
     row = dict(zip(names, first))
-    assert (row["method"], row["seeds"], row["reached"], row["seconds"]) == ("wait", "2", "2", "11")
-    assert float(row["low"]) <= 11 <= float(row["high"])
-    assert row["slow"] == ""
+    assert (row["method"], row["seeds"], row["reached_0.8"], row["seconds_0.8"]) == ("wait", "2", "2", "11")
+    assert float(row["low_0.8"]) <= 11 <= float(row["high_0.8"])
+    assert (row["reached_0.9"], row["seconds_0.9"], row["diverged"], row["slow"]) == ("0", "inf", "0", "")
     assert dict(zip(names, second))["why"] == "no chances are known"
 
 
