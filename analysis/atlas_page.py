@@ -60,12 +60,17 @@ class Found:
     @property
     def seconds(self) -> float:
         """The median of the seconds to the target; inf: half of the seeds did not reach it; NaN: there are none."""
-        return float(np.median(self.times)) if len(self.times) else np.nan
+        return median(self.times)
 
     def mean(self, name: str) -> float | None:
         """Return the mean of a figure over the seeds that have it."""
         known = [line[name] for line in self.lines if line.get(name) is not None]
         return float(np.mean(known)) if known else None
+
+
+def median(times: Floats) -> float:
+    """Return the median of seconds; NaN: there are none."""
+    return float(np.median(times)) if len(times) else np.nan
 
 
 def found(study: str) -> dict[str, Found]:
@@ -96,8 +101,7 @@ def rows(cells: Sequence[Found]) -> list[list[str]]:
         row: list[Any] = [cell.study, cell.world, cell.labels, cell.method, each.lr, len(each.lines), diverged]
         for target in TARGETS:
             times = each.times_to(target)
-            seconds = float(np.median(times)) if len(times) else np.nan
-            row += [int(np.isfinite(times).sum()), seconds, *interval_of_median(times)]
+            row += [int(np.isfinite(times).sum()), median(times), *interval_of_median(times)]
         table.append([word(value) for value in [*row, *map(each.mean, MEANS), each.why]])
     return table
 
@@ -263,9 +267,8 @@ def page(every: Mapping[str, dict[str, Found]], told: Mapping[str, list[tuple[st
     known |= {"best": {place: quickest(every["digits"], place) for place in places()}}
     known |= {"ranked": len(told["anyone"]), "difference": critical_difference(len(told["anyone"]), len(calm()))}
     tuned = [cell for cells in every.values() for cell in cells.values() if cell.lr and cell.cell.labels == "anyone"]
-    sizes = {cell.cell.key: atlas.method_of(cell.cell)["lr"] for cell in tuned}
-    at_edge = [cell for cell in tuned if cell.lr in (min(sizes[cell.cell.key]), max(sizes[cell.cell.key]))]
-    known |= {"tuned": len(tuned), "edges": len(at_edge)}
+    steps = [(each.lr, atlas.method_of(each.cell)["lr"]) for each in tuned]
+    known |= {"tuned": len(tuned), "edges": sum(lr in (min(four), max(four)) for lr, four in steps)}
     known |= {"table_of_combinations": table_of_combinations(every), "table_of_others": table_of_others(every)}
     known |= {"table_of_jobs": table_of_jobs(), "rank": {key: dict(some) for key, some in told.items()}}
     known |= {"worst_replay": 100 * max(line["worst_error"]["replays"] for line in atlas.known_of("real"))}
