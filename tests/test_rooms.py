@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -35,9 +36,15 @@ MODULES = {
 }
 
 
+@cache
+def walked(path: Path) -> list[ast.AST]:
+    """Return all nodes of a module."""
+    return [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+
+
 def imported(path: Path) -> Iterator[str]:
     """Yield the package's modules that a module imports from, anywhere in it."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in walked(path):
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
             yield from (name if name in MODULES else node.module for name in names)
@@ -96,7 +103,7 @@ for name in sys.argv[1].split():
 
 def of_torch(path: Path) -> bool:
     """Whether a module is made of torch's own classes, and so imports it."""
-    tops = ast.parse(path.read_text(encoding="utf-8")).body
+    tops = walked(path)[0].body
     imports = [node.names[0].name for node in tops if isinstance(node, ast.Import)]
     return "torch" in [*imports, *(node.module for node in tops if isinstance(node, ast.ImportFrom))]
 
@@ -116,7 +123,7 @@ def test_modules_import_at_their_top() -> None:
         (name, node.lineno)
         for name, path in MODULES.items()
         if name != "hpcfl.commands.cli"
-        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for function in walked(path)
         if isinstance(function, ast.FunctionDef)
         for node in ast.walk(function)
         if isinstance(node, ast.Import | ast.ImportFrom)
@@ -160,7 +167,7 @@ def test_nothing_is_pickled() -> None:
     running = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"}
     found = set()
     for name, path in MODULES.items():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in walked(path):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
                 found |= {f"{name} imports {each}" for each in names if each.partition(".")[0] in running}

@@ -51,6 +51,10 @@ class Wait:
 
 
 Steps: TypeAlias = Generator[Wait, None, None]
+Rest: TypeAlias = Callable[[], None]
+"""What is done again and again while a rank waits; it may raise."""
+Store: TypeAlias = Callable[[int, Mapping[int, State]], None] | None
+"""What writes personal state, ``{client: {name: […]}}``, to the checkpoint after so many rounds, if it is this rank."""
 
 
 class ClientRank:
@@ -80,10 +84,10 @@ class ClientRank:
         topology: Topology,
         local_rank: int,
         channels: Pair,
-        rest: Callable[[], None],
+        rest: Rest,
         spare: Pair | None = None,
         phases: Phases | None = None,
-        store: Callable[[int, Mapping[int, State]], None] | None = None,
+        store: Store = None,
         worker: Worker | None = None,
         profiled: Phases | None = None,
     ) -> None:

@@ -9,13 +9,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import inf, nan
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from hpcfl.base.lazy import torch
 from hpcfl.base.types import Floats, State
 from hpcfl.engine.checkpointing import begun
+from hpcfl.engine.executor import Executor, Worker
 from hpcfl.engine.job import Job
 from hpcfl.engine.profile import Phases
 from hpcfl.engine.watchdog import LEAVE_SECONDS
@@ -24,10 +25,6 @@ from hpcfl.mpi.placement import Chunk, Topology
 from hpcfl.mpi.transport import Like, Saved, arrays, as_chunk
 from hpcfl.realtime.orders import Command, Op
 from hpcfl.sums.packing import Bytes, Packing, as_bytes
-
-if TYPE_CHECKING:
-    from hpcfl.engine.executor import Worker
-    from hpcfl.realtime.client import ClientRank
 
 SAVE_SECONDS = 5.0  # for personal state to begin to come, beyond what its bytes may take
 DISK = 2e7  # bytes per second that a rank writes at least
@@ -177,6 +174,22 @@ def _by_client(clients: Sequence[int], named: State) -> dict[int, State]:
 # what is asked
 
 
+class Rank(Protocol):
+    """What a client rank is to those who ask it."""
+
+    job: Job
+    executor: Executor
+    worker: Worker
+    profiled: Phases
+    store: Callable[[int, Mapping[int, State]], None] | None
+    topology: Topology
+    local_rank: int
+    views: State
+
+    def host(self, topology: Topology) -> None: ...
+    def release(self) -> None: ...
+
+
 class Question:
     """Something that is asked of all ranks of a lane that are free.
 
@@ -207,11 +220,11 @@ class Question:
         """Return room for the reply."""
         return Done(topology, led)
 
-    def room(self, rank: ClientRank, command: Command) -> list[Bytes]:
+    def room(self, rank: Rank, command: Command) -> list[Bytes]:
         """Return the room into which a rank receives what comes with the command, beside shared state, in parts."""
         return []
 
-    def begin(self, rank: ClientRank, command: Command, reply: Any) -> Callable[[], bool]:
+    def begin(self, rank: Rank, command: Command, reply: Any) -> Callable[[], bool]:
         """Begin what a rank does; the result says whether that is over, and its own part is in the reply."""
         return lambda: True
 
@@ -228,7 +241,7 @@ class Score(Question):
     def reply(self, job: Job, topology: Topology, led: bool = False) -> Table:
         return Table(topology, job.scores, by_client=True)
 
-    def begin(self, rank: ClientRank, command: Command, reply: Table) -> Callable[[], bool]:
+    def begin(self, rank: Rank, command: Command, reply: Table) -> Callable[[], bool]:
         scores = partial(rank.executor.scores, command.round, rank.executor.placed(rank.views))
         return _computed(rank.worker, scores, partial(reply.put, rank.local_rank))
 
@@ -242,7 +255,7 @@ class Profile(Question):
     def reply(self, job: Job, topology: Topology, led: bool = False) -> Table:
         return Table(topology, len(Phases().figures()))
 
-    def begin(self, rank: ClientRank, command: Command, reply: Table) -> Callable[[], bool]:
+    def begin(self, rank: Rank, command: Command, reply: Table) -> Callable[[], bool]:
         rank.profiled.end()
         reply.put(rank.local_rank, rank.profiled.figures())
         return lambda: True
@@ -257,7 +270,7 @@ class Save(Question):
     def reply(self, job: Job, topology: Topology, led: bool = False) -> States:
         return States(topology, job.like, led)
 
-    def begin(self, rank: ClientRank, command: Command, reply: States) -> Callable[[], bool]:
+    def begin(self, rank: Rank, command: Command, reply: States) -> Callable[[], bool]:
         reply.put(rank.local_rank, rank.executor.personal())
         return lambda: True
 
@@ -268,7 +281,7 @@ class Write(Question):
     beside = alone = lasts = True
     phase = "store"
 
-    def begin(self, rank: ClientRank, command: Command, reply: Done) -> Callable[[], bool]:
+    def begin(self, rank: Rank, command: Command, reply: Done) -> Callable[[], bool]:
         assert rank.store is not None
         under_way = begun(partial(rank.store, command.round, rank.executor.personal()))
         return lambda: under_way.done() and under_way.result() is None
@@ -283,13 +296,13 @@ class Adopt(Question):
 
     alone = True
 
-    def room(self, rank: ClientRank, command: Command) -> list[Bytes]:
+    def room(self, rank: Rank, command: Command) -> list[Bytes]:
         invited = set(command.cohort.tolist())
         self.chunks = [chunk for chunk in rank.job.chunks if not invited.isdisjoint(chunk.clients.tolist())]
         self.handover = Handover(self.chunks, rank.job.like)
         return self.handover.received()
 
-    def begin(self, rank: ClientRank, command: Command, reply: Done) -> Callable[[], bool]:
+    def begin(self, rank: Rank, command: Command, reply: Done) -> Callable[[], bool]:
         rank.host(rank.topology.with_more(self.chunks))
         return _computed(rank.worker, partial(rank.executor.adopt, self.chunks, self.handover.states()))
 
@@ -299,7 +312,7 @@ class Release(Question):
 
     dismisses = True
 
-    def begin(self, rank: ClientRank, command: Command, reply: Done) -> Callable[[], bool]:
+    def begin(self, rank: Rank, command: Command, reply: Done) -> Callable[[], bool]:
         rank.release()
         return lambda: True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -13,7 +13,6 @@ from typing import NoReturn
 from hpcfl.base.errors import Diverged, Interrupted, LeftOut, Stopped, ended
 from hpcfl.base.lazy import MPI
 from hpcfl.base.terminal import say
-from hpcfl.base.types import State
 from hpcfl.engine.executor import Executor
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.profile import Phases
@@ -25,7 +24,7 @@ from hpcfl.mpi.placement import TWO_LEVEL, lane_topologies, topology, tree
 from hpcfl.mpi.transfers import Transfers
 from hpcfl.mpi.waiting import telling
 from hpcfl.realtime.arrivals import ArrivalsServer, ScheduledServer
-from hpcfl.realtime.client import ClientRank
+from hpcfl.realtime.client import ClientRank, Rest, Store
 from hpcfl.realtime.lane import Lane
 from hpcfl.realtime.lanes import Lanes
 from hpcfl.realtime.server import Server
@@ -92,11 +91,11 @@ def serve(
     comm: MPI.Intracomm,
     hosts: Sequence[str],
     now: Progress,
-    rest: Callable[[], None],
+    rest: Rest,
     phases: Phases | None = None,
     connected: Connected | None = None,
     absent: Collection[int] = (),
-    store: Callable[[int, Mapping[int, State]], None] | None = None,
+    store: Store = None,
 ) -> Stopped | None:
     """Serve as a client rank until the server says that the run is over; return why it was stopped, if it was.
 
@@ -112,10 +111,8 @@ def serve(
     there = connected or connect(comm, job.config.lane_width, hosts, has_ulfm(comm), arrivals)
     if job.config.lane_width == TWO_LEVEL:
         nodes = tree(job.config.leaders, job.config.fan_out, hosts, absent)
-        if arrivals:
-            client = RelayedRank(job, there.comms, nodes, executor, rest, phases, store)
-        else:
-            client = Roles(job, there.comms[0], nodes, executor, rest, phases, store)
+        made = RelayedRank if arrivals else Roles
+        client = made(job, there.comms, nodes, executor, rest, phases, store)
     else:
         topologies = lane_topologies(job.config.lane_width, hosts, job.chunks)
         number, lane = next((number, each) for number, each in enumerate(topologies) if rank in each.ranks)

@@ -8,7 +8,6 @@ tells that it is dead, or a lane has been silent for too long, the ranks go on w
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import chain
 from typing import Any, TypeAlias
@@ -17,7 +16,7 @@ import numpy as np
 
 from hpcfl.base.errors import LeftOut, RunError
 from hpcfl.base.lazy import MPI
-from hpcfl.base.types import Ints, State
+from hpcfl.base.types import Ints
 from hpcfl.engine.executor import Executor, Worker
 from hpcfl.engine.job import Job
 from hpcfl.engine.profile import Phases
@@ -27,7 +26,7 @@ from hpcfl.mpi.placement import Tree, topology
 from hpcfl.mpi.relay import Relay
 from hpcfl.mpi.transfers import Transfers
 from hpcfl.mpi.waiting import Patience, idle
-from hpcfl.realtime.client import ClientRank
+from hpcfl.realtime.client import ClientRank, Rest, Store
 from hpcfl.realtime.lane import Lane
 from hpcfl.realtime.leader import Leader
 from hpcfl.realtime.orders import Command
@@ -47,21 +46,14 @@ class Roles:
     """What a client rank does over two levels, for as long as the run lasts: it leads others or it does not."""
 
     def __init__(
-        self,
-        job: Job,
-        comm: MPI.Intracomm,
-        tree: Tree,
-        executor: Executor,
-        rest: Callable[[], None],
-        phases: Phases | None,
-        store: Callable[[int, Mapping[int, State]], None] | None,
+        self, job: Job, comms: Comms, tree: Tree, executor: Executor, rest: Rest, phases: Phases | None, store: Store
     ) -> None:
-        self.job, self.comm, self.tree, self.executor = job, comm, tree, executor
+        self.job, self.comm, self.tree, self.executor = job, comms[0], tree, executor
         self.given, self.phases, self.store = rest, phases or Phases(), store
-        self.rank = comm.Get_rank()
+        self.rank = self.comm.Get_rank()
         self.worker = Worker()
         self.worker.start(lambda put: executor.warm())
-        self.words = words(comm, 0, leads=False)
+        self.words = words(self.comm, 0, leads=False)
         self._kept: list[Any] = []  # earlier roles: MPI may still use what they hold
         self._listen()
 
@@ -126,18 +118,11 @@ class RelayedRank:
     """A client rank that has a lane of its own, and passes on what goes to its neighbours if it leads its node."""
 
     def __init__(
-        self,
-        job: Job,
-        comms: Comms,
-        nodes: Tree,
-        executor: Executor,
-        rest: Callable[[], None],
-        phases: Phases | None,
-        store: Callable[[int, Mapping[int, State]], None] | None,
+        self, job: Job, comms: Comms, tree: Tree, executor: Executor, rest: Rest, phases: Phases | None, store: Store
     ) -> None:
         self.comms, self.rank = comms, comms[0].Get_rank()
-        row = nodes.nodes[nodes.node(self.rank)]
-        self.leader = nodes.leaders[nodes.node(self.rank)]
+        row = tree.nodes[tree.node(self.rank)]
+        self.leader = tree.leaders[tree.node(self.rank)]
         self.relay = Relay(comms, [rank for rank in row if rank != self.rank]) if self.leader == self.rank else None
 
         def beside() -> None:
@@ -145,7 +130,7 @@ class RelayedRank:
                 self.relay.look()
             rest()
 
-        own, spare = _channels(comms, nodes, self.rank, leads=False)
+        own, spare = _channels(comms, tree, self.rank, leads=False)
         alone = topology([self.rank], job.chunks)
         self.client = ClientRank(job, executor, alone, 0, own, beside, spare, phases, store)
         if spare is not None:
