@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -17,7 +17,6 @@ import numpy as np
 from hpcfl.base.errors import RunError
 from hpcfl.base.lazy import MPI
 from hpcfl.base.memory import freeze
-from hpcfl.base.types import State
 from hpcfl.engine.executor import Executor, Worker
 from hpcfl.engine.job import Job
 from hpcfl.engine.profile import Phases
@@ -27,7 +26,7 @@ from hpcfl.mpi.transfers import complete
 from hpcfl.mpi.waiting import Doze, Patience
 from hpcfl.realtime.lane import visit_formats
 from hpcfl.realtime.orders import Command, Op
-from hpcfl.realtime.questions import QUESTIONS
+from hpcfl.realtime.questions import QUESTIONS, Store
 from hpcfl.sums.frames import StagedFrame
 from hpcfl.sums.packing import Bytes, Packing
 
@@ -53,8 +52,6 @@ class Wait:
 Steps: TypeAlias = Generator[Wait, None, None]
 Rest: TypeAlias = Callable[[], None]
 """What is done again and again while a rank waits; it may raise."""
-Store: TypeAlias = Callable[[int, Mapping[int, State]], None] | None
-"""What writes personal state, ``{client: {name: […]}}``, to the checkpoint after so many rounds, if it is this rank."""
 
 
 class ClientRank:

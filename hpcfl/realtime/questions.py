@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import inf, nan
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 
@@ -173,6 +173,9 @@ def _by_client(clients: Sequence[int], named: State) -> dict[int, State]:
 
 # what is asked
 
+Store: TypeAlias = Callable[[int, Mapping[int, State]], None] | None
+"""What writes personal state, ``{client: {name: […]}}``, to the checkpoint after so many rounds, if it is this rank."""
+
 
 class Rank(Protocol):
     """What a client rank is to those who ask it."""
@@ -181,7 +184,7 @@ class Rank(Protocol):
     executor: Executor
     worker: Worker
     profiled: Phases
-    store: Callable[[int, Mapping[int, State]], None] | None
+    store: Store
     topology: Topology
     local_rank: int
     views: State

@@ -24,9 +24,10 @@ from hpcfl.mpi.placement import TWO_LEVEL, lane_topologies, topology, tree
 from hpcfl.mpi.transfers import Transfers
 from hpcfl.mpi.waiting import telling
 from hpcfl.realtime.arrivals import ArrivalsServer, ScheduledServer
-from hpcfl.realtime.client import ClientRank, Rest, Store
+from hpcfl.realtime.client import ClientRank, Rest
 from hpcfl.realtime.lane import Lane
 from hpcfl.realtime.lanes import Lanes
+from hpcfl.realtime.questions import Store
 from hpcfl.realtime.server import Server
 from hpcfl.realtime.succession import Succession
 from hpcfl.realtime.two_levels import RelayedRank, Roles, relayed_lanes

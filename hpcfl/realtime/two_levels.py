@@ -26,10 +26,11 @@ from hpcfl.mpi.placement import Tree, topology
 from hpcfl.mpi.relay import Relay
 from hpcfl.mpi.transfers import Transfers
 from hpcfl.mpi.waiting import Patience, idle
-from hpcfl.realtime.client import ClientRank, Rest, Store
+from hpcfl.realtime.client import ClientRank, Rest
 from hpcfl.realtime.lane import Lane
 from hpcfl.realtime.leader import Leader
 from hpcfl.realtime.orders import Command
+from hpcfl.realtime.questions import Store
 from hpcfl.realtime.succession import lane_to
 
 PAUSE_SECONDS = 0.01

@@ -63,6 +63,7 @@ hpcfl=("$HPCFL") data=${HPCFL_DATA:+$(realpath "$HPCFL_DATA")} here=$SCRATCH/hpc
 leave() { # and clear the nodes' disks
     [ -z "$staged" ] || each_node rm -rf "$here" || true
     [ -z "$clock" ] || { kill "$clock" && wait "$clock"; } 2>/dev/null || true
+    pkill -KILL -s 0 -x srun || true # by which Open MPI's daemons ran: Slurm without cgroups may forget it
     staged='' clock=''
 }
 trap leave EXIT
