@@ -1,11 +1,11 @@
-"""What nobody would notice: ``python tests/mutants.py MODULE ... [--count N] [--first K] [--seed S]``.
+"""What nobody would notice: ``python tests/mutants.py MODULE ... [--count N] [--first K] [--seed S] [--record FILE]``.
 
 Modules of `hpcfl.realtime`, by name (``lane leader``), are changed in one place each: a comparison or an `and` is
 turned round, a condition negated, which swaps its branches, a small number made larger by 1, a statement left out. Each
 such mutant is written to a copy of the package, against which schedules are played whose traces are frozen
-(`golden.schedules`), then the tests of real time run that need no MPI, until something fails or takes too long. The
-draw depends on the seed alone, so that a job may be cut into shards by ``--first`` and ``--count``. Prints a line per
-mutant, and one JSON line last; survivors are told by file and line.
+(`golden.schedules`), until something fails or takes too long. Those that nothing has noticed are tried by the tests of
+real time that need no MPI. The draw depends on the seed alone, so that a job may be cut into shards by ``--first`` and
+``--count``. Prints a JSON line per try, and one on all last; survivors are told by file and line.
 """
 
 from __future__ import annotations
@@ -117,31 +117,23 @@ def put(node: ast.AST, field: str, index: int, new: ast.AST) -> None:
         setattr(node, field, new)
 
 
-def killed(mutant: Mutant | None, folder: Path, seeds: list[int], asked: argparse.Namespace) -> str:
-    """Return what has noticed a mutant, schedules of these `seeds` first; "" if nothing has. None: no mutant at all."""
+def noticed(mutant: Mutant | None, folder: Path, command: list[str], seconds: float) -> str:
+    """Return how a command has noticed a mutant, "" if it has not. None: no mutant at all."""
     place = folder / "hpcfl" / "realtime" / f"{mutant.module}.py" if mutant else None
     kept = place.read_text(encoding="utf-8") if place else ""
     if place and mutant:
         place.write_text(mutant.source, encoding="utf-8")
-    played = [sys.executable, "-c", PLAYED, *map(str, seeds)]
-    tests = [*TESTS, *ROOM, *asked.tests]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        for name, command in (("schedules", played), ("tests", tests)):
-            try:
-                run = subprocess.run(
-                    command, cwd=folder, env=environment, capture_output=True, text=True, timeout=asked.timeout
-                )
-            except subprocess.TimeoutExpired:
-                return f"{name}: no end"
-            if run.returncode:
-                lines = [line for line in (run.stdout + run.stderr).splitlines() if line.strip()]
-                told = [line for line in lines if line.startswith(("FAILED", "ERROR"))] or lines[-1:]
-                return f"{name}: {told[0][:160] if told else run.returncode}"
+        run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return "no end"
     finally:
         if place:
             place.write_text(kept, encoding="utf-8")
-    return ""
+    lines = [line for line in (run.stdout + run.stderr).splitlines() if line.strip()]
+    told = [line for line in lines if line.startswith(("FAILED", "ERROR"))] or lines[-1:]
+    return (told[0][:160] if told else str(run.returncode)) if run.returncode else ""
 
 
 def main() -> int:
@@ -154,30 +146,43 @@ def main() -> int:
     parser.add_argument("--schedules", type=int, default=40, help="how many of those that are frozen")
     parser.add_argument("--tests", nargs="*", default=["tests/realtime"])
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for schedules, and for tests")
+    parser.add_argument(
+        "--record", type=Path, default=Path(os.devnull), help="a line per try; what is there is left out"
+    )
     asked = parser.parse_args()
     every = [mutant for module in asked.modules for mutant in mutants(module)]
     random.Random(asked.seed).shuffle(every)
-    seeds = unlike(asked.schedules)
-    drawn, survivors, began = every[asked.first : asked.first + asked.count], [], time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="mutants-") as name:
-        folder = Path(name)
+    drawn = [*enumerate(every)][asked.first : asked.first + asked.count]
+    played = [sys.executable, "-c", PLAYED, *map(str, unlike(asked.schedules))]
+    tries = {"schedules": played, "tests": [*TESTS, *ROOM, *asked.tests]}
+    rows = map(json.loads, asked.record.read_text(encoding="utf-8").splitlines() if asked.record.is_file() else [])
+    known = {(row["by"], row["mutant"], row["change"]): row["noticed"] for row in rows}
+    left, began = drawn, time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="mutants-") as temporary:
+        folder = Path(temporary)
         shutil.copytree(ROOT / "hpcfl", folder / "hpcfl", ignore=shutil.ignore_patterns("__pycache__"))
         for each in BESIDE:
             (folder / each).symlink_to(ROOT / each)
-        if failed := killed(None, folder, seeds, asked):
-            sys.exit(f"the package as it is does not pass: {failed}")
-        for number, mutant in enumerate(drawn, start=asked.first):
-            since = time.monotonic()
-            by = killed(mutant, folder, seeds, asked)
-            survivors += [] if by else [mutant.told]
-            print(number, f"{time.monotonic() - since:.0f} s", mutant.told, "|", by or "SURVIVES", flush=True)
+        for by, command in tries.items():
+            new = [(number, mutant) for number, mutant in left if (by, number, mutant.told) not in known]
+            if new and (failed := noticed(None, folder, command, asked.timeout)):
+                sys.exit(f"the package as it is does not pass: {failed}")
+            for number, mutant in new:
+                since = time.monotonic()
+                how = known[by, number, mutant.told] = noticed(mutant, folder, command, asked.timeout)
+                row = {"by": by, "mutant": number, "change": mutant.told, "noticed": how}
+                row["seconds"] = round(time.monotonic() - since, 1)
+                print(json.dumps(row), flush=True)
+                with asked.record.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(row) + "\n")
+            left = [(number, mutant) for number, mutant in left if not known[by, number, mutant.told]]
     line = {
         **{"modules": asked.modules, "seed": asked.seed, "first": asked.first, "of": len(every)},
-        **{"drawn": len(drawn), "killed": len(drawn) - len(survivors), "survivors": survivors},
+        **{"drawn": len(drawn), "killed": len(drawn) - len(left), "survivors": [mutant.told for _, mutant in left]},
         **{"seconds": round(time.monotonic() - began, 1)},
     }
     print(json.dumps(line))
-    return int(bool(survivors))
+    return int(bool(left))
 
 
 if __name__ == "__main__":
