@@ -312,7 +312,7 @@ def test_a_job_whose_host_is_cut_off_for_good_ends(
     more: dict[str, Any], mpi: str, options: tuple[str, ...], tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    words = run(folder, toml(REAL | more | {"lost_after": 3.0, "rounds": 30}, tmp_path / "run.toml"))
+    words = run(folder, toml(REAL | more | {"lost_after": 5.0, "rounds": 60}, tmp_path / "run.toml"))
     with Cluster(4, [tmp_path]) as cluster, cluster.live(mpi, SPREAD, words, tmp_path / "job", options) as job:
         job.until(lambda: told(job) > 10)
         cluster.cut("h4")
