@@ -77,6 +77,19 @@ ARRIVALS: tuple[dict[str, Any], ...] = (
     {"buffer": 7, "every_client": True, "max_staleness": 0},
     {"buffer": 3, "max_seconds": 0.1},
 )
+SCHEDULERS: tuple[dict[str, Any], ...] = (
+    {
+        "participation": {"close": "arrivals", "dispatch": "fedcompass"},
+        "scheduler": {"least_steps": 2, "patience": 1.2},
+        "staleness": {"weight": "polynomial", "divisor": "clients"},
+    },
+    {
+        "participation": {"close": "arrivals", "dispatch": "fedqueue"},
+        "scheduler": {"least_steps": 2, "period": 0.2, "margin": 0.02, "allowance": 0.1},
+        "staleness": {"weight": "harmonic", "divisor": "weights"},
+        "queue": {"model": "lognormal", "mean": 0.05, "within": 0.9},
+    },
+)
 WIDTHS: tuple[Any, ...] = (1, 1, 2, "node", "all", "two-level", "two-level")
 SAVING = 10**7  # schedules of seeds from here on have checkpoints, and ranks that never come
 
@@ -239,6 +252,10 @@ def drawn(seed: int, faults: bool = True) -> Schedule:
         if rules["close"] == "deadline" and method["name"] == "fedavg" and width == 1 and rng.random() < 0.5:
             config["algorithm"] = {**method, "steps": 8, "epochs": 0}
             config["participation"] = {**rules, "partial": "steps", "snapshot": 0 if quick else int(one([0, 1]))}
+        if rules["close"] == "arrivals" and rng.random() < 0.4:  # a rank for each client
+            own = PERSONAL if rng.random() < 0.5 else {}
+            config |= {**one(SCHEDULERS), "clients": ranks - 1, "lost_clients": "drop"}
+            config["algorithm"] = {"name": "fedavg", "batch": 16, "steps": 9, "epochs": 0, **own}
     return Schedule(seed, json.dumps(config), hosts, network, tuple(happens), rounds, quick, stop, saves, writes)
 
 
