@@ -4,8 +4,9 @@ Modules of `hpcfl.realtime`, by name (``lane leader``), are changed in one place
 turned round, a condition negated, which swaps its branches, a small number made larger by 1, a statement left out. Each
 such mutant is written to a copy of the package, against which schedules are played whose traces are frozen
 (`golden.schedules`), until something fails or takes too long. Those that nothing has noticed are tried by the tests of
-real time that need no MPI. The draw depends on the seed alone, so that a job may be cut into shards by ``--first`` and
-``--count``. Prints a JSON line per try, and one on all last; survivors are told by file and line.
+real time that need no MPI, first by those that take less than half a second. The draw depends on the seed alone, so
+that a job may be cut into shards by ``--first`` and ``--count``. Prints a JSON line per try, and one on all last;
+survivors are told by file and line.
 """
 
 from __future__ import annotations
@@ -25,9 +26,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from costs import COSTS
 from golden.schedules import unlike
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "analysis"))
+import study_lines  # noqa: E402
+
 BESIDE = "tests", "benchmarks", "analysis", "docs", "jobs", "examples", "pyproject.toml", "README.md", "CHANGELOG.md"
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq},
@@ -154,10 +159,12 @@ def main() -> int:
     random.Random(asked.seed).shuffle(every)
     drawn = [*enumerate(every)][asked.first : asked.first + asked.count]
     played = [sys.executable, "-c", PLAYED, *map(str, unlike(asked.schedules))]
-    tries = {"schedules": played, "tests": [*TESTS, *ROOM, *asked.tests]}
-    rows = map(json.loads, asked.record.read_text(encoding="utf-8").splitlines() if asked.record.is_file() else [])
+    tests = [*TESTS, *ROOM, *asked.tests]
+    short = [f"--deselect={test}" for test in json.loads(COSTS.read_text(encoding="utf-8"))]
+    tries = {"schedules": played, "short tests": [*tests, *short], "tests": tests}
+    rows = study_lines.read(asked.record)
     known = {(row["by"], row["mutant"], row["change"]): row["noticed"] for row in rows}
-    left, began = drawn, time.monotonic()
+    left, commit, began = drawn, study_lines.commit(), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutants-") as temporary:
         folder = Path(temporary)
         shutil.copytree(ROOT / "hpcfl", folder / "hpcfl", ignore=shutil.ignore_patterns("__pycache__"))
@@ -171,10 +178,9 @@ def main() -> int:
                 since = time.monotonic()
                 how = known[by, number, mutant.told] = noticed(mutant, folder, command, asked.timeout)
                 row = {"by": by, "mutant": number, "change": mutant.told, "noticed": how}
-                row["seconds"] = round(time.monotonic() - since, 1)
+                row |= {"seconds": round(time.monotonic() - since, 1), "commit": commit}
                 print(json.dumps(row), flush=True)
-                with asked.record.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row) + "\n")
+                study_lines.append(asked.record, row)
             left = [(number, mutant) for number, mutant in left if not known[by, number, mutant.told]]
     line = {
         **{"modules": asked.modules, "seed": asked.seed, "first": asked.first, "of": len(every)},

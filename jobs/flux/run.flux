@@ -63,7 +63,9 @@ hpcfl=("$HPCFL") data=${HPCFL_DATA:+$(realpath "$HPCFL_DATA")} here=$SCRATCH/hpc
 leave() { # and clear the nodes' disks
     [ -z "$staged" ] || each_node rm -rf "$here" || true
     [ -z "$clock" ] || { kill "$clock" && wait "$clock"; } 2>/dev/null || true
-    pkill -KILL -s 0 -x srun || true # by which Open MPI's daemons ran: Slurm without cgroups may forget it
+    for each in $(pgrep -s 0 -x srun); do # by which Open MPI's daemons ran: Slurm without cgroups may forget it
+        grep -qzx "STARTED_BY=$$" "/proc/$each/environ" && kill -KILL "$each" || true
+    done 2>/dev/null
     staged='' clock=''
 }
 trap leave EXIT
@@ -95,8 +97,8 @@ trap 'told=yes' TERM # preempted or cancelled: the scheduler has told the ranks 
 echo "hpcfl job: $OUT on $nodes, started by $LAUNCH"
 before=$(saved)
 # mpiexec over ssh takes no environment along; a restarted job knows that its earlier self is gone, even if that self
-# could not say so (a lost node)
-"${launch[@]}" env "OMP_NUM_THREADS=$OMP_NUM_THREADS" ${data:+"HPCFL_DATA=$data"} \
+# could not say so (a lost node); by STARTED_BY leave() knows what it may end
+STARTED_BY=$$ "${launch[@]}" env "OMP_NUM_THREADS=$OMP_NUM_THREADS" ${data:+"HPCFL_DATA=$data"} \
     ${MPI4PY_LIBMPI:+"MPI4PY_LIBMPI=$MPI4PY_LIBMPI"} ${PYTHONPATH:+"PYTHONPATH=$PYTHONPATH"} \
     "${hpcfl[@]}" run "$config" --out "$OUT" --resume ${restarted:+--force} "$@" &
 launcher=$!

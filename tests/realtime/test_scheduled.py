@@ -13,20 +13,11 @@ from test_rounds import agree, personal, real, replay
 from hpcfl import store
 from hpcfl.base.errors import ErrorOnOtherRank, UsageError
 from hpcfl.testing.runs import play, resume
+from hpcfl.testing.schedules import SCHEDULERS
 
 pytestmark = pytest.mark.mpi
 
-COMPASS = {
-    "participation": {"close": "arrivals", "dispatch": "fedcompass"},
-    "scheduler": {"least_steps": 2, "patience": 1.2},
-    "staleness": {"weight": "polynomial", "divisor": "clients"},
-}
-QUEUE = {
-    "participation": {"close": "arrivals", "dispatch": "fedqueue"},
-    "scheduler": {"least_steps": 2, "period": 0.2, "margin": 0.02, "allowance": 0.1},
-    "staleness": {"weight": "harmonic", "divisor": "weights"},
-    "queue": {"model": "lognormal", "mean": 0.05, "within": 0.9},
-}
+COMPASS, QUEUE = SCHEDULERS
 PACES = {"model": "lognormal", "mean": 0.1, "between": 0.8, "within": 0.3}
 METHOD = {"name": "fedavg", "batch": 16, "epochs": 0, "steps": 9, "momentum": 0.5, "persist_optimizer": True}
 
