@@ -122,7 +122,7 @@ def put(node: ast.AST, field: str, index: int, new: ast.AST) -> None:
         setattr(node, field, new)
 
 
-def noticed(mutant: Mutant | None, folder: Path, command: list[str], seconds: float) -> str:
+def noticed(mutant: Mutant | None, folder: Path, command: list[str], seconds: float | None) -> str:
     """Return how a command has noticed a mutant, "" if it has not. None: no mutant at all."""
     place = folder / "hpcfl" / "realtime" / f"{mutant.module}.py" if mutant else None
     kept = place.read_text(encoding="utf-8") if place else ""
@@ -150,7 +150,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--schedules", type=int, default=40, help="how many of those that are frozen")
     parser.add_argument("--tests", nargs="*", default=["tests/realtime"])
-    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for schedules, and for tests")
+    parser.add_argument("--patience", type=float, default=5.0, help="what takes so many times as long has no end")
     parser.add_argument(
         "--record", type=Path, default=Path(os.devnull), help="a line per try; what is there is left out"
     )
@@ -172,11 +172,13 @@ def main() -> int:
             (folder / each).symlink_to(ROOT / each)
         for by, command in tries.items():
             new = [(number, mutant) for number, mutant in left if (by, number, mutant.told) not in known]
-            if new and (failed := noticed(None, folder, command, asked.timeout)):
+            since = time.monotonic()
+            if new and (failed := noticed(None, folder, command, None)):
                 sys.exit(f"the package as it is does not pass: {failed}")
+            limit = asked.patience * (time.monotonic() - since)
             for number, mutant in new:
                 since = time.monotonic()
-                how = known[by, number, mutant.told] = noticed(mutant, folder, command, asked.timeout)
+                how = known[by, number, mutant.told] = noticed(mutant, folder, command, limit)
                 row = {"by": by, "mutant": number, "change": mutant.told, "noticed": how}
                 row |= {"seconds": round(time.monotonic() - since, 1), "commit": commit}
                 print(json.dumps(row), flush=True)
