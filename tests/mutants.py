@@ -1,12 +1,12 @@
 """What nobody would notice: ``python tests/mutants.py MODULE ... [--count N] [--first K] [--seed S] [--record FILE]``.
 
 Modules of `hpcfl.realtime`, by name (``lane leader``), are changed in one place each: a comparison or an `and` is
-turned round, a condition negated, which swaps its branches, a small number made larger by 1, a statement left out. Each
-such mutant is written to a copy of the package, against which schedules are played whose traces are frozen
-(`golden.schedules`), until something fails or takes too long. Those that nothing has noticed are tried by the tests of
-real time that need no MPI, first by those that take less than half a second. The draw depends on the seed alone, so
-that a job may be cut into shards by ``--first`` and ``--count``. Prints a JSON line per try, and one on all last;
-survivors are told by file and line.
+turned round, a condition negated, which swaps its branches, a small number made larger by 1, a statement left out. What
+errors say is left alone. Each such mutant is written to a copy of the package, against which schedules are played whose
+traces are frozen (`golden.schedules`), until something fails or takes too long. Those that nothing has noticed are
+tried by the tests of real time that need no MPI, first by those that take less than half a second. The draw depends on
+the seed alone, so that a job may be cut into shards by ``--first`` and ``--count``. Prints a JSON line per try, and one
+on all last; survivors are told by file and line.
 """
 
 from __future__ import annotations
@@ -57,17 +57,18 @@ ROOM = ["-m", "not mpi and not launch and not slow and not slurm", "-k", "not mi
 
 @dataclass(frozen=True)
 class Mutant:
-    """A change of a module: its line, what it was and what it is, and the whole source."""
+    """A change of a module: its line and column, what it was and what it is, and the whole source."""
 
     module: str
     line: int
+    column: int
     was: str
     now: str
     source: str
 
     @property
     def told(self) -> str:
-        return f"hpcfl/realtime/{self.module}.py:{self.line}: {self.was} -> {self.now}"
+        return f"hpcfl/realtime/{self.module}.py:{self.line}:{self.column}: {self.was} -> {self.now}"
 
 
 def changes(node: ast.AST) -> Iterator[ast.AST | None]:
@@ -93,10 +94,14 @@ def mutants(module: str) -> list[Mutant]:
     """Return all mutants of a module, within its functions."""
     tree = ast.parse((ROOT / "hpcfl" / "realtime" / f"{module}.py").read_text(encoding="utf-8"))
     inside = [each for within in ast.walk(tree) if isinstance(within, ast.FunctionDef) for each in within.body]
+    texts = {
+        id(node) for text in ast.walk(tree) if isinstance(text, (ast.JoinedStr, ast.Raise)) for node in ast.walk(text)
+    }
     places = [
         (node, field, index)
         for top in dict.fromkeys(inside)
         for node in ast.walk(top)
+        if id(node) not in texts
         for field, value in ast.iter_fields(node)
         for index in range(len(value) if isinstance(value, list) else 1)
     ]
@@ -109,7 +114,7 @@ def mutants(module: str) -> list[Mutant]:
             source = ast.unparse(tree)
             put(node, field, index, old)
             was, now = (ast.unparse(each).partition("\n")[0] if each else "nothing" for each in (old, new))
-            found[source] = Mutant(module, old.lineno, was, now, source)  # type: ignore[attr-defined]
+            found[source] = Mutant(module, old.lineno, old.col_offset, was, now, source)  # type: ignore[attr-defined]
     return list(found.values())
 
 
@@ -163,7 +168,7 @@ def main() -> int:
     short = [f"--deselect={test}" for test in json.loads(COSTS.read_text(encoding="utf-8"))]
     tries = {"schedules": played, "short tests": [*tests, *short], "tests": tests}
     rows = study_lines.read(asked.record)
-    known = {(row["by"], row["mutant"], row["change"]): row["noticed"] for row in rows}
+    known = {(row["by"], row["change"]): row["noticed"] for row in rows}
     left, commit, began = drawn, study_lines.commit(), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutants-") as temporary:
         folder = Path(temporary)
@@ -171,19 +176,19 @@ def main() -> int:
         for each in BESIDE:
             (folder / each).symlink_to(ROOT / each)
         for by, command in tries.items():
-            new = [(number, mutant) for number, mutant in left if (by, number, mutant.told) not in known]
+            new = [(number, mutant) for number, mutant in left if (by, mutant.told) not in known]
             since = time.monotonic()
             if new and (failed := noticed(None, folder, command, None)):
                 sys.exit(f"the package as it is does not pass: {failed}")
             limit = asked.patience * (time.monotonic() - since)
             for number, mutant in new:
                 since = time.monotonic()
-                how = known[by, number, mutant.told] = noticed(mutant, folder, command, limit)
+                how = known[by, mutant.told] = noticed(mutant, folder, command, limit)
                 row = {"by": by, "mutant": number, "change": mutant.told, "noticed": how}
                 row |= {"seconds": round(time.monotonic() - since, 1), "commit": commit}
                 print(json.dumps(row), flush=True)
                 study_lines.append(asked.record, row)
-            left = [(number, mutant) for number, mutant in left if not known[by, number, mutant.told]]
+            left = [(number, mutant) for number, mutant in left if not known[by, mutant.told]]
     line = {
         **{"modules": asked.modules, "seed": asked.seed, "first": asked.first, "of": len(every)},
         **{"drawn": len(drawn), "killed": len(drawn) - len(left), "survivors": [mutant.told for _, mutant in left]},
