@@ -10,8 +10,8 @@ sends is full of its number, so each sum is known, and every killed rank and nob
 `--look` microseconds per lane, on the network's clock too: so long those who have looked wait at least. Memory that is
 given to MPI twice is not looked for here: that takes the square of the ranks.
 
-Prints one JSON line last: messages and bytes of the server per round, late_ms (from the deadline to the end of the
-round, on the network's clock), and seconds of this machine.
+Prints one JSON line last: messages and bytes of the server per round, and of the leader with the most, late_ms (from
+the deadline to the end of the round, on the network's clock), and seconds of this machine.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -81,11 +82,12 @@ class Rarely(Network):
         self.looks, self.puppets = looks, dict[int, Puppet]()
         self._looked: dict[int, float] = {}
         self._stirred: dict[Process, int] = {}
-        self.messages, self.bytes = 0, 0  # those of the server
+        self.messages, self.bytes = Counter[int](), Counter[int]()  # of each rank that leads, the server among them
 
     def send(self, key: tuple[Any, ...], data: Any) -> Request:
-        if 0 in key[1:3]:
-            self.messages, self.bytes = self.messages + 1, self.bytes + data.nbytes
+        for rank in self.looks.keys() & key[1:3]:
+            self.messages[rank] += 1
+            self.bytes[rank] += data.nbytes
         return super().send(key, data)
 
     def stir(self, rank: int) -> None:
@@ -260,7 +262,7 @@ def play(asked: argparse.Namespace) -> dict[str, Any]:
         server = start.lead(job, own, hosts, Path("/nowhere"), stop, job.begin(0), connected=connected)  # type: ignore[arg-type]
         late, counted = [], 0
         found["started_s"] = round(time.perf_counter() - began, 1)
-        first, messages, nbytes = network.now, network.messages, network.bytes
+        first, messages, nbytes = network.now, Counter(network.messages), Counter(network.bytes)
         for fault, those in struck.items():
             for rank in those:
                 when = first + float(rng.uniform(0, asked.rounds * DEADLINE))
@@ -270,8 +272,10 @@ def play(asked: argparse.Namespace) -> dict[str, Any]:
             plan, sums = server.run_round(number, shared)
             late.append(1000 * (plan.duration - DEADLINE))
             counted += check(plan, sums)
-        found["messages_per_round"] = round((network.messages - messages) / asked.rounds)
-        found["bytes_per_round"] = round((network.bytes - nbytes) / asked.rounds)
+        for what, now, before in (("messages", network.messages, messages), ("bytes", network.bytes, nbytes)):
+            per_round = {rank: round((now[rank] - before[rank]) / asked.rounds) for rank in looks}
+            found[f"{what}_per_round"] = per_round.pop(0)
+            found[f"leaders_{what}_per_round"] = max(per_round.values(), default=0)
         found["late_ms"] = {"median": round(median(late), 1), "worst": round(max(late), 1)}
         found["counted"] = round(counted / asked.rounds)
         server.lanes.wait_for_all(60.0)

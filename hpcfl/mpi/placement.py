@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -153,7 +154,10 @@ class Topology:
 
 def lane_topologies(width: int | str, hosts: Sequence[str], chunks: Sequence[Chunk]) -> list[Topology]:
     """Return who is on which lane, with the clients that each rank hosts; as `lane_ranks`."""
-    return [topology(row, chunks) for row in lane_ranks(width, hosts)]
+    hosted = defaultdict[int, list[Chunk]](list)  # a rank's, found at once: there may be 100,000
+    for chunk in chunks:
+        hosted[chunk.rank].append(chunk)
+    return [topology(row, [chunk for rank in row for chunk in hosted[rank]]) for row in lane_ranks(width, hosts)]
 
 
 def topology(ranks: Sequence[int], chunks: Sequence[Chunk]) -> Topology:

@@ -371,14 +371,14 @@ class Server(Rounds):
         with suppress(Interrupted):
             self.lanes.wait_for_all(LEAVE_SECONDS, "ranks to come back and leave", rest)
         hard = bool(self.lanes.lost) and not without_dead
-        command, found, asked = Command(Op.LEAVE, round, stopped=stopped, hard=hard), dict[Lane, Any](), list[Lane]()
+        command, found, asked = Command(Op.LEAVE, round, stopped=stopped, hard=hard), dict[Lane, Any](), set[Lane]()
         for _ in range(2):  # who was led by one that has died meanwhile has to hear of the end
             if self.succession is not None:
                 self.succession.look(self.lanes)
                 with suppress(Interrupted):
                     self.lanes.wait_for_all(SAVE_SECONDS, "ranks to lead and leave", rest)
             left = [lane for lane in self.lanes.all if lane not in asked]
-            asked += left
+            asked.update(left)
             found |= self.lanes.ask(self.job, left, command, what="ranks to leave", rest=rest)
         there = {rank for lane in self.lanes.all if lane.state != "dead" for rank in lane.topology.ranks}
         came = {rank for reply in found.values() for rank in reply.did}
