@@ -92,6 +92,7 @@ SCHEDULERS: tuple[dict[str, Any], ...] = (
 )
 WIDTHS: tuple[Any, ...] = (1, 1, 2, "node", "all", "two-level", "two-level")
 SAVING = 10**7  # schedules of seeds from here on have checkpoints, and ranks that never come
+WIDER = 8 * 10**7  # and from here on some invite a few clients, who come and go, and whole visits of many layers
 
 
 @dataclass(frozen=True)
@@ -256,6 +257,14 @@ def drawn(seed: int, faults: bool = True) -> Schedule:
             own = PERSONAL if rng.random() < 0.5 else {}
             config |= {**one(SCHEDULERS), "clients": ranks - 1, "lost_clients": "drop"}
             config["algorithm"] = {"name": "fedavg", "batch": 16, "steps": 9, "epochs": 0, **own}
+    rules = config["participation"]
+    if seed >= WIDER and rules["close"] != "arrivals":
+        if method["name"] == "salf" and rules["close"] != "all" and rng.random() < 0.5:
+            rules["partial"] = "discard"
+        if rng.random() < 0.3:
+            rules |= {"invite": "uniform", "size": int(rng.integers(3, 7))}
+        if rng.random() < 0.3:
+            config["availability"] = {"model": "on-off", "on": 0.4, "off": 0.2, "leaves": "stays"}
     return Schedule(seed, json.dumps(config), hosts, network, tuple(happens), rounds, quick, stop, saves, writes)
 
 
@@ -603,8 +612,10 @@ def _check_times(job: Job, plan: Plan, reference: Reference, most: float) -> Non
 
 
 def _check_invited(job: Job, plan: Plan, reference: Reference) -> None:
-    """Raise Violation where somebody was not invited whose rank was free."""
+    """Raise Violation where somebody was not invited whose rank was free, unless clients come and go."""
     drawn = job.planner.attempt(plan.round, plan.repeats).cohort[: None if job.algorithm.invites(plan.round) else 0]
+    if job.planner.presence is not None:
+        return
     if reference.free and plan.repeats == 0 and (left := np.setdiff1d(drawn, plan.cohort)).size:
         raise Violation(f"round {plan.round}: all ranks were free, and clients {left} were not invited")
     reference.free = reference.schedule.smooth and bool((plan.depth == 1).all())

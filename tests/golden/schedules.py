@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from hpcfl.testing.schedules import SAVING, Played, Schedule, drawn, play
+from hpcfl.testing.schedules import SAVING, WIDER, Played, Schedule, drawn, play
 
 FILE = Path(__file__).with_name("schedules.json")
 APART = 10_000  # seeds from one part to the next: more than a part has
-FIRSTS = range(SAVING, SAVING + 8 * APART, APART)
+FIRSTS = *range(SAVING, SAVING + 6 * APART, APART), WIDER, WIDER + APART
 EVENTS = 10**6 / len(FIRSTS)
 
 
@@ -61,7 +61,8 @@ def facts(schedule: Schedule) -> set[str]:
     """Return what is told of a schedule, where it is one of a few."""
     config = json.loads(schedule.config)
     rules = sorted((key, value) for key, value in config["participation"].items())
-    told = {f"{key} {config.get(key)}" for key in ("lane_width", "lost_after", "start_within", "fan_out", "guard")}
+    keys = "lane_width", "lost_after", "start_within", "fan_out", "guard", "availability"
+    told = {f"{key} {config.get(key)}" for key in keys}
     told |= {f"{key} {config['algorithm'].get(key)}" for key in ("name", "momentum")}
     told |= {f"rules {rules}", f"lost {config.get('lost_clients')}", f"hosts {len({*schedule.hosts})}"}
     told |= {fault.kind for fault in schedule.faults} | {f"saves {schedule.saves}", f"apart {schedule.writes < 1e9}"}
