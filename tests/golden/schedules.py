@@ -1,12 +1,14 @@
 """What ranks do in drawn schedules: ``python tests/golden/schedules.py`` writes schedules.json anew.
 
-Of each schedule it has the beginning of its trace: all messages, parts in collectives, and faults, in their order, at
-which microsecond of the network's clock. `tests/realtime/test_simulator.py` plays them, and any other trace is found. A
-change in real time that is to alter what ranks do, or when, freezes them anew.
+Of each schedule it has the beginning of a digest of its trace (all messages, parts in collectives, and faults, in their
+order, at which microsecond of the network's clock) and of what the run told: lines, fates, whose visits counted and how
+long they took. `tests/realtime/test_simulator.py` plays them, and any other digest is found. A change in real time that
+is to alter what ranks do, or when, freezes them anew.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from collections.abc import Iterator
@@ -37,7 +39,13 @@ def part(first: int) -> Iterator[tuple[Schedule, Played]]:
 
 
 def short(found: Played) -> str:
-    return found.trace[:8]
+    told: list[Any] = [found.trace, found.said, found.ended, found.lost, found.rejected, sorted(found.rehosted)]
+    for plan in found.plans:
+        told += [plan.cohort.tolist(), plan.depth.tolist(), plan.seconds.round(6).tolist(), round(plan.duration, 6)]
+        told.append(sorted((client, int(fate)) for client, fate in plan.ended.items()))
+        if (came := plan.arrivals) is not None:
+            told += [came.versions.tolist(), came.numbers.tolist(), came.times.round(6).tolist(), came.waiting.tolist()]
+    return hashlib.sha256(repr(told).encode()).hexdigest()[:8]
 
 
 def frozen() -> dict[int, str]:
