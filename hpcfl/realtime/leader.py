@@ -314,13 +314,14 @@ class Leader:
         if command.round != self.notice.data[0]:
             self.phases.begin()
         self.notice.data[: Notice.HEAD] = command.round, command.attempt, 0, 0, 0
-        self.notice.came[:] = 0
+        self.notice.came[:] = Notice.NOT_ASKED
         pieces = self._receive_state(command)
         nbytes = sum(piece.nbytes for _, piece in pieces)
         facts = command.round, command.attempt, command.stage, command.cohort, command.closes_after
         attempt = self.job.planner.attempt(*facts)
         invited = [] if self._heard.done else self.lanes.hosting(command.cohort, "idle")  # it may be over already
         for lane in invited:
+            self.notice.came[self.place[lane]] = 0
             if isinstance(lane, NodeLane):
                 lane.by_name = names_who_counts(attempt, self.job.planner.whole)
         lacking = [lane for lane in invited if lane.lacks(command)]

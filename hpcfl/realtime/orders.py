@@ -84,7 +84,7 @@ class Notice:
 
     It is all in `data`, int64: ``[round, attempt, closing, over, left]``, then for each rank its state (of
     `RANK_STATES`) and how many bytes it has received and sent so far, then how many groups of each client's visits have
-    come, then in how many parts each large block comes (`SumFormat.parts`).
+    come (`NOT_ASKED`: none will), then in how many parts each large block comes (`SumFormat.parts`).
 
     Attributes
     ----------
@@ -98,6 +98,7 @@ class Notice:
 
     HEAD = 5
     LAST = -2  # as a round: nothing comes after it
+    NOT_ASKED = -1  # who was taken for free, and was not
 
     def __init__(self, ranks: int, clients: int, large: int) -> None:
         sizes = self.HEAD, 3 * ranks, clients, large
@@ -129,10 +130,11 @@ class Notice:
         return made
 
     def tells_more(self, last: Notice, groups: int) -> bool:
-        """Whether it tells more than the last one did: of rounds, of ranks, or of visits that are complete."""
+        """Whether it tells more than the last one did: of rounds, of ranks, or of visits that are complete or none."""
         if (self.data[: self.HEAD] != last.data[: self.HEAD]).any() or (self.ranks[:, 0] != last.ranks[:, 0]).any():
             return True
-        return bool(((self.came == groups) != (last.came == groups)).any())
+        settled = [np.where(came == groups, came, np.minimum(came, 0)) for came in (self.came, last.came)]
+        return bool((settled[0] != settled[1]).any())
 
     def told(self) -> list[str]:
         """Return the state of each rank, of `RANK_STATES`."""
