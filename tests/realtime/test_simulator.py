@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ from hpcfl.testing.schedules import CLOSES, Fault, Schedule, drawn, main, play, 
 
 MEASURED = Path(__file__).parents[2] / "docs" / "measured"
 DEADLINE, QUORUM, FIRST, ALL = CLOSES
+EVERY_CLIENT = {"close": "arrivals", "buffer": 3, "every_client": True, "max_staleness": 0}
 SLOW = {"model": "exponential", "rate": 0.5}
 
 
@@ -119,6 +121,26 @@ def test_who_misses_two_rounds_is_not_spoken_of() -> None:
     found = play(schedule(faults=away, participation=DEADLINE | {"deadline": 1.2}, speed=SLOW))
     assert found.broken == found.said == ""
     assert found.visits["invited"] < 42
+
+
+@pytest.mark.parametrize("rounds", [4, 5])
+def test_who_misses_three_rounds_is_spoken_of(rounds: int) -> None:
+    """From round 2 on: as the fifth begins."""
+    away = (Fault(1.5, "freeze", 2, 60.0),)
+    found = play(replace(schedule(faults=away, participation=DEADLINE | {"deadline": 1.2}, speed=SLOW), rounds=rounds))
+    assert found.broken == ""
+    line = "hpcfl: h (rank 2; clients 1, 2) has not been heard of since round 2, 2.4 s\n"
+    assert found.said == (line if rounds == 5 else "")
+
+
+@pytest.mark.parametrize("rule", [ALL, EVERY_CLIENT], ids=["all", "arrivals"])
+def test_a_round_is_waited_for_in_silence_for_three_times_the_last_one(rule: dict[str, Any]) -> None:
+    more = {"participation": rule, "speed": SLOW, "patience": 0.5, "clients": 3}
+    found = play(schedule(faults=(Fault(5.0, "freeze", 2, 200.0),), **more))
+    assert found.broken == ""
+    before = next(one for one, other in pairwise(found.plans) if other.duration > 100).duration
+    line = f"hpcfl: still waiting ({3 * before:.1f} s) for visits of round "
+    assert [each[: len(line)] for each in found.said.splitlines() if "round 0" not in each][:1] == [line]
 
 
 @pytest.mark.parametrize("width", [1, "all", "two-level"])
