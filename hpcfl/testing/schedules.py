@@ -53,7 +53,7 @@ from hpcfl.testing.quick import QUICK
 
 ROUNDS = 6
 QUICK_SHARE = 0.8  # of schedules in which clients learn nothing
-MOST_SECONDS = 600.0  # of the network's clock: all waits of a job that is over end before
+MOST_SECONDS = 3000.0  # of the network's clock: all waits of a job that is over end before, and 1,000 void attempts
 LATE = 0.15  # seconds after a deadline: ranks of the round before are given time to be free, and leaders to reply
 PERSONAL = {"momentum": 0.5, "persist_optimizer": True}
 METHODS: tuple[dict[str, Any], ...] = (
