@@ -749,6 +749,7 @@ ROOMS = (
     ),
     *(f"realtime.{name}" for name in ("server", "start", "succession", "two_levels")),
     *(f"engine.{name}" for name in ("executor", "pace", "watchdog")),
+    *(f"sums.{name}" for name in ("frames", "packing")),
 )
 
 

@@ -48,6 +48,7 @@ from hpcfl.realtime.lanes import GRACE_SECONDS
 from hpcfl.realtime.questions import SAVE_SECONDS
 from hpcfl.schedule.plan import Arrivals, Plan
 from hpcfl.sums.message import ExactSums, Sums
+from hpcfl.sums.packing import APART_BYTES
 from hpcfl.testing.network import Comm, Gone, Network, Violation, in_place
 from hpcfl.testing.quick import QUICK
 
@@ -93,6 +94,7 @@ SCHEDULERS: tuple[dict[str, Any], ...] = (
 WIDTHS: tuple[Any, ...] = (1, 1, 2, "node", "all", "two-level", "two-level")
 SAVING = 10**7  # schedules of seeds from here on have checkpoints, and ranks that never come
 WIDER = 8 * 10**7  # and from here on some invite a few clients, who come and go, and whole visits of many layers
+LARGE = 9 * 10**7  # and from here on tensors of some travel by themselves, not in the heads of frames
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,8 @@ class Schedule:
     """After every so many rounds there is a checkpoint; 0: there is none."""
     writes: float = inf
     """Seconds that a rank takes to write its part of one; inf: it sends it to the server."""
+    apart: int = APART_BYTES
+    """Tensors of so many bytes travel by themselves."""
 
     @property
     def absent(self) -> dict[int, str]:
@@ -156,7 +160,7 @@ class Schedule:
     @property
     def told(self) -> dict[str, Any]:
         given = {"hosts": self.hosts, "faults": self.faults, "quick": self.quick, "stop": self.stop}
-        given |= {"saves": self.saves, "writes": self.writes}
+        given |= {"saves": self.saves, "writes": self.writes, "apart": self.apart}
         return {**json.loads(self.config), **given, **self.network}
 
 
@@ -265,7 +269,8 @@ def drawn(seed: int, faults: bool = True) -> Schedule:
             rules |= {"invite": "uniform", "size": int(rng.integers(3, 7))}
         if rng.random() < 0.3:
             config["availability"] = {"model": "on-off", "on": 0.4, "off": 0.2, "leaves": "stays"}
-    return Schedule(seed, json.dumps(config), hosts, network, tuple(happens), rounds, quick, stop, saves, writes)
+    apart = 512 if seed >= LARGE and rng.random() < 0.5 else APART_BYTES
+    return Schedule(seed, json.dumps(config), hosts, network, tuple(happens), rounds, quick, stop, saves, writes, apart)
 
 
 @cache
@@ -520,7 +525,7 @@ def play_once(schedule: Schedule, begins: tuple[Progress, Reference] | None = No
     leaving = Watchdog(Path("/nowhere"), json.loads(schedule.config).get("lost_after")).leaving
     needed = set(range(network.ranks)) - schedule.dying.keys()
     began = time.perf_counter()
-    with redirect_stderr(said), in_place(network, begun=disk.begun, store=disk):
+    with redirect_stderr(said), in_place(network, begun=disk.begun, store=disk, APART_BYTES=schedule.apart):
         for fault in schedule.faults:
             network.at(fault.when, lambda fault=fault: _befall(network, fault))  # type: ignore[misc]
         for rank in range(network.ranks):

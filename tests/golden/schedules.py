@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
-from hpcfl.testing.schedules import SAVING, WIDER, Played, Schedule, drawn, play
+from hpcfl.testing.schedules import LARGE, SAVING, WIDER, Played, Schedule, drawn, play
 
 FILE = Path(__file__).with_name("schedules.json")
 APART = 10_000  # seeds from one part to the next: more than a part has
-FIRSTS = *range(SAVING, SAVING + 6 * APART, APART), WIDER, WIDER + APART
+FIRSTS = *range(SAVING, SAVING + 6 * APART, APART), WIDER, LARGE
 EVENTS = 10**6 / len(FIRSTS)
 
 
@@ -73,8 +73,8 @@ def facts(schedule: Schedule) -> set[str]:
     told = {f"{key} {config.get(key)}" for key in keys}
     told |= {f"{key} {config['algorithm'].get(key)}" for key in ("name", "momentum")}
     told |= {f"rules {rules}", f"lost {config.get('lost_clients')}", f"hosts {len({*schedule.hosts})}"}
-    told |= {fault.kind for fault in schedule.faults} | {f"saves {schedule.saves}", f"apart {schedule.writes < 1e9}"}
-    return told | {f"failures {schedule.network['failures']}", f"stop {schedule.stop < 1e9}"}
+    told |= {fault.kind for fault in schedule.faults} | {f"saves {schedule.saves}", f"writes {schedule.writes < 1e9}"}
+    return told | {f"failures {schedule.network['failures']}", f"stop {schedule.stop < 1e9}", f"apart {schedule.apart}"}
 
 
 def traces(first: int) -> list[tuple[int, str, str]]:
