@@ -154,7 +154,7 @@ def noticed(mutant: Mutant | None, folder: Path, command: list[str], seconds: fl
     run = subprocess.run(limited, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if place:
         place.write_text(kept, encoding="utf-8")
-    if run.returncode == 124:
+    if run.returncode in (124, 137):
         return "no end"
     lines = [line for line in (run.stdout + run.stderr).splitlines() if line.strip()]
     told = [line for line in lines if line.startswith(("FAILED", "ERROR"))] or lines[-1:]

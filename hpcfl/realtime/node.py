@@ -96,8 +96,6 @@ class LedVisits:
         The round, and the attempt at it, that they are of.
     done : dict of int to float
         Whose visits have come to the leader, and when that was heard.
-    unasked : set of int
-        Whose ranks the leader has found busy, so that no visit comes: they were late, which was not known here yet.
     """
 
     has_next, turn = False, 0
@@ -108,13 +106,12 @@ class LedVisits:
         self.lane, self.attempt = lane, (-1, -1)
         self.pending: PendingSums | None = None
         self.done: dict[int, float] = {}
-        self.unasked: set[int] = set()
         self.left: tuple[int, float] | None = None  # bytes that come after a closing, and since when
 
     def ask(self, command: Command) -> None:
         """Note whose visits are asked for from now on."""
         invited = set(command.cohort.tolist())
-        self.attempt, self.done, self.left, self.unasked = (command.round, command.attempt), {}, None, set()
+        self.attempt, self.done, self.left = (command.round, command.attempt), {}, None
         rows = [[client for client in clients if client in invited] for clients in self.lane.topology.hosted]
         self.pending = PendingSums(self.lane, rows, self.formats)
 
@@ -133,7 +130,9 @@ class LedVisits:
             return 0
         rows = zip(self.pending.clients, self.lane.noticed.states())
         coming = {client for clients, state in rows if state != "dead" for client in clients}
-        missing = len(coming - self.done.keys() - self.unasked)
+        # ranks that were taken for free may have been late, which the leader knew alone
+        none = self.lane.hosted[self.lane.noticed.came == Notice.NOT_ASKED].tolist() if self.lane.tells else []
+        missing = len(coming.difference(self.done, none))
         return missing if self.lane.by_name else max(1, missing)
 
     @property
@@ -154,8 +153,6 @@ class LedVisits:
         for client, groups in zip(self.lane.hosted.tolist(), new.came.tolist()):
             if groups == len(self.formats):
                 self.done.setdefault(client, now)
-            elif groups == Notice.NOT_ASKED:
-                self.unasked.add(client)
         if new.closing == 2 and self.pending is not None and self.left is None:
             self.left = new.left, now
             self.pending.announce(new.parts)

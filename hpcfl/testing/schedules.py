@@ -618,9 +618,9 @@ def _check_times(job: Job, plan: Plan, reference: Reference, most: float) -> Non
 
 def _check_invited(job: Job, plan: Plan, reference: Reference) -> None:
     """Raise Violation where somebody was not invited whose rank was free, unless clients come and go."""
-    drawn = job.planner.attempt(plan.round, plan.repeats).cohort[: None if job.algorithm.invites(plan.round) else 0]
     if job.planner.presence is not None:
         return
+    drawn = job.planner.attempt(plan.round, plan.repeats).cohort[: None if job.algorithm.invites(plan.round) else 0]
     if reference.free and plan.repeats == 0 and (left := np.setdiff1d(drawn, plan.cohort)).size:
         raise Violation(f"round {plan.round}: all ranks were free, and clients {left} were not invited")
     reference.free = reference.schedule.smooth and bool((plan.depth == 1).all())
