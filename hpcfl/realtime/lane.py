@@ -362,8 +362,8 @@ class Lane:
         except MPI.Exception as error:
             self.die(" ".join(error.Get_error_string().split()))
         moved = before != (self.state, *self.visits.progress)
-        if moved:
-            self.heard = time.monotonic()
+        if moved:  # a visit's frame does not shorten the time that a rank is given to reply beside it
+            self.heard = max(time.monotonic(), self.heard if self.owes_reply else 0.0)
         if self.checked:
             self.validate()
         return moved
@@ -421,7 +421,7 @@ class Lane:
 
     def _advance(self) -> None:
         if self._beside is not None and self._beside.done:
-            self._beside = None
+            self._beside, self.heard = None, time.monotonic()
         if self._reply is not None:
             if self._reply.done:
                 self._reply = None
