@@ -131,6 +131,7 @@ class ArrivalsServer(Server):
         factors = plan.arrivals.factors.tolist() if plan.arrivals else ()
         for one, place in zip(step.held, places):
             add_all(one, step.sums, factors=dict.fromkeys(self.job.changes, factors[place]))
+            step.kept += messages(one, len(one.formats), self.job.keeps) if self.job.keeps else []
         record.rejected = {places[number]: rejection for number, rejection in step.rejected.items()}
         step.sums.cohort, step.sums.miss_probability = plan.invited, plan.miss_probability
         step.sums.arrived = now.arrived(plan)

@@ -73,8 +73,8 @@ class Server(Rounds):
         those that are not there by then, and others lead in the place of those who should.
         """
         for lane in self.lanes.all:
-            if why := absent.get(lane.topology.ranks[0]):
-                self.lanes.lose(lane, why)
+            if missing := absent.keys() & lane.topology.ranks:  # some of it, where it cannot fall apart
+                self.lanes.lose(lane, absent[min(missing)])
             else:
                 lane.expect(lane.counted)
         config, what = self.job.config, "ranks to start"

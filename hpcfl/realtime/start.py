@@ -76,7 +76,7 @@ def lead(
             for local_rank, rank in enumerate(each.ranks):
                 if (channels := there.lanes.get(single(rank, size))) is not None:
                     spare[rank] = Lane(each.single(local_rank), channels, *facts)
-            whole = absent.keys().isdisjoint(each.ranks) or len(each.ranks) == 1
+            whole = absent.keys().isdisjoint(each.ranks) or len(each.ranks) == 1 or each.ranks[0] not in spare
             lanes += [Lane(each, there.lanes[number], *facts)] if whole else [spare[rank] for rank in each.ranks]
     made = kind(job, Lanes(lanes, spare, job.config.lost_after, job.config.patience, phases, transfers), rest)
     made.absences.hosts = hosts
@@ -128,7 +128,7 @@ def serve(
         leave_behind(rank, left, now.round)
     except LeftOut as out:
         say(f"rank {rank}: {out}")
-        os._exit(0)  # as `_drop`, but the job goes on
+        _drop(None, alone=True)
     stopped = ended(last.round, last.stopped)
     if last.hard:
         _drop(stopped)
@@ -162,9 +162,10 @@ def leave_behind(rank: int, left: LeftBehind, done: int) -> NoReturn:
     _drop(ended(done, {"done": 0, "ended": 0, "diverged": Diverged.code}.get(left.state, Stopped.code)))
 
 
-def _drop(stopped: Stopped | None) -> NoReturn:
-    """End this process without MPI's farewell: it would wait for the dead, as a launcher may."""
-    end_launcher()
+def _drop(stopped: Stopped | None, alone: bool = False) -> NoReturn:
+    """End this process without MPI's farewell: it would wait for the dead, as a launcher may; `alone` has it go on."""
+    if not alone:
+        end_launcher()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0 if stopped is None else stopped.code)

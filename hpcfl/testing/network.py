@@ -748,7 +748,7 @@ ROOMS = (
         for name in ("arrivals", "client", "lane", "lanes", "leader", "membership", "node", "questions")
     ),
     *(f"realtime.{name}" for name in ("server", "start", "succession", "two_levels")),
-    *(f"engine.{name}" for name in ("executor", "pace", "watchdog")),
+    *(f"engine.{name}" for name in ("executor", "pace", "profile", "watchdog")),
     *(f"sums.{name}" for name in ("frames", "packing")),
 )
 
@@ -763,7 +763,7 @@ def in_place(network: Network, **more: Any) -> Iterator[None]:
         found = network.wait(max(LOOK_SECONDS / 20, min(most, longest)))
         network.events += found
 
-    def drop(*_: Any) -> None:
+    def drop(*_: Any, **more: Any) -> None:
         raise Gone
 
     clock, mpi = Clock(network), vars(lazy.MPI)

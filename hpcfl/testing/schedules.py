@@ -27,16 +27,19 @@ from io import StringIO
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 
-from hpcfl.base.errors import Interrupted, RunError
+from hpcfl.base.errors import Diverged, Interrupted, RunError, Stopped, ended
 from hpcfl.base.rng import keyed
+from hpcfl.base.types import Floats
 from hpcfl.config import from_table
+from hpcfl.engine.iterated import iterate
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.loop import close, step
+from hpcfl.engine.profile import Phases
 from hpcfl.engine.record import Record
 from hpcfl.engine.simulated import visit
 from hpcfl.engine.watchdog import LeftBehind, Watchdog
@@ -47,10 +50,10 @@ from hpcfl.realtime import start
 from hpcfl.realtime.lanes import GRACE_SECONDS
 from hpcfl.realtime.questions import SAVE_SECONDS
 from hpcfl.schedule.plan import Arrivals, Plan
-from hpcfl.sums.message import ExactSums, Sums
+from hpcfl.sums.message import ExactSums, Message, Sums
 from hpcfl.sums.packing import APART_BYTES
 from hpcfl.testing.network import Comm, Gone, Network, Violation, in_place
-from hpcfl.testing.quick import QUICK
+from hpcfl.testing.quick import FURTHER, QUICK
 
 ROUNDS = 6
 QUICK_SHARE = 0.8  # of schedules in which clients learn nothing
@@ -95,6 +98,7 @@ WIDTHS: tuple[Any, ...] = (1, 1, 2, "node", "all", "two-level", "two-level")
 SAVING = 10**7  # schedules of seeds from here on have checkpoints, and ranks that never come
 WIDER = 8 * 10**7  # and from here on some invite a few clients, who come and go, and whole visits of many layers
 LARGE = 9 * 10**7  # and from here on tensors of some travel by themselves, not in the heads of frames
+LATEST = 95 * 10**6  # and from here on some have further sums, and ranks never come, or too late, without ULFM too
 
 
 @dataclass(frozen=True)
@@ -130,6 +134,8 @@ class Schedule:
     """Seconds that a rank takes to write its part of one; inf: it sends it to the server."""
     apart: int = APART_BYTES
     """Tensors of so many bytes travel by themselves."""
+    further: bool = False
+    """Whether there are further sums over the messages that counted."""
 
     @property
     def absent(self) -> dict[int, str]:
@@ -161,6 +167,7 @@ class Schedule:
     def told(self) -> dict[str, Any]:
         given = {"hosts": self.hosts, "faults": self.faults, "quick": self.quick, "stop": self.stop}
         given |= {"saves": self.saves, "writes": self.writes, "apart": self.apart}
+        given["further"] = self.further
         return {**json.loads(self.config), **given, **self.network}
 
 
@@ -186,8 +193,14 @@ class Played:
     """The same when the last round was over."""
     stopped: tuple[Progress, Reference] | None = None
     """With what it goes on after a wish to stop."""
-    figures: Any = 0.0
+    figures: Floats = field(default_factory=lambda: np.zeros((5, 1)))
     """What the server had recorded of the ranks by then, `Record.by_rank`, summed over rounds."""
+    gradients: list[int] = field(default_factory=list)
+    """The most of a client, by round."""
+    profiles: dict[int, np.ndarray] = field(default_factory=dict)
+    """Where ranks' time went."""
+    codes: dict[int, int] = field(default_factory=dict)
+    """By which exit codes ranks have ended."""
     plans: list[Plan] = field(default_factory=list)
     """Of its rounds, as they came to be."""
     shared: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -270,7 +283,13 @@ def drawn(seed: int, faults: bool = True) -> Schedule:
         if rng.random() < 0.3:
             config["availability"] = {"model": "on-off", "on": 0.4, "off": 0.2, "leaves": "stays"}
     apart = 512 if seed >= LARGE and rng.random() < 0.5 else APART_BYTES
-    return Schedule(seed, json.dumps(config), hosts, network, tuple(happens), rounds, quick, stop, saves, writes, apart)
+    further = seed >= LATEST and quick and width in (1, "two-level") and bool(rng.random() < 0.5)
+    if seed >= LATEST and faults and not fails and rng.random() < 0.4:
+        kind, rank, much = one(["absent", "freeze"]), int(rng.integers(1, ranks)), float(rng.uniform(0.5, 4))
+        happens = [Fault(0.0 if kind == "absent" else float(rng.uniform(0, 0.02)), kind, rank, much), *happens]
+        config |= {"start_within": 1.0, "min_ranks": 2}
+    given = tuple(happens), rounds, quick, stop, saves, writes, apart, further
+    return Schedule(seed, json.dumps(config), hosts, network, *given)
 
 
 @cache
@@ -279,17 +298,18 @@ def _data(clients: int, seed: int, data: Any) -> Any:
 
 
 @cache
-def _job(config: str, ranks: int, quick: bool) -> Job:
+def _job(config: str, ranks: int, quick: bool, further: bool) -> Job:
     read = from_table(json.loads(config))
     job = Job.of(read, None, ranks, federation=_data(read.clients, read.seed, read.data))
     if quick:
-        job = replace(job, algorithm=QUICK[job.algorithm.name](**json.loads(config)["algorithm"]))
+        kinds = FURTHER if further else QUICK
+        job = replace(job, algorithm=kinds[job.algorithm.name](**json.loads(config)["algorithm"]))
     return job
 
 
 def fresh(schedule: Schedule) -> Job:
     """Return a job of which nothing has happened yet; data and model are made once."""
-    made = _job(schedule.config, len(schedule.hosts), schedule.quick)
+    made = _job(schedule.config, len(schedule.hosts), schedule.quick, schedule.further)
     task = copy(made.task)
     task.oracle_calls = made.task.oracle_calls.copy()
     return replace(made, task=task)
@@ -378,12 +398,12 @@ class Reference:
 
     def check(self, plan: Plan, sums: Sums, shared: dict[str, torch.Tensor], limits: Any) -> None:
         """Raise Violation where the sums of a round are not those of the visits that counted."""
-        record = Record.open()
+        record, kept = Record.open(), list[Message]()
         if limits is not None:
             record.limits, record.norms = limits, np.zeros((self.job.config.clients, len(limits)))
         wanted, self.now.shared, self.now.served[plan.round] = ExactSums(self.job.layout), shared, shared
         for part in plan.parts():
-            visit(self.job, part, self.job.chunks, self.now, wanted, record=record)
+            visit(self.job, part, self.job.chunks, self.now, wanted, kept, record)
         if plan.arrivals is not None:
             self._check_arrivals(plan, plan.arrivals)
         for name in wanted:
@@ -392,6 +412,12 @@ class Reference:
                 raise Violation(f"round {plan.round}: weight {weight:g} of {name}, expected {other:g}")
             if weight and not self._alike(sums.total(name), wanted.total(name)):
                 raise Violation(f"round {plan.round}: another sum of {name}")
+        if self.job.iterated is not None:
+            found = iterate(self.job.iterated, shared, kept, lambda responses: responses)
+            if found.keys() != sums.iterated.keys() or any(
+                not found[name].equal(sums.iterated[name]) for name in found
+            ):
+                raise Violation(f"round {plan.round}: other further sums")
 
     def _check_arrivals(self, plan: Plan, known: Arrivals) -> None:
         """Raise Violation where a visit counts twice, is too old, or counts though enough had come."""
@@ -446,10 +472,22 @@ def play(schedule: Schedule) -> Played:
 def play_once(schedule: Schedule, begins: tuple[Progress, Reference] | None = None) -> Played:
     """Play a schedule until its run is over or stopped; `begins`: what an earlier one has `stopped` with."""
     network, said = Network(len(schedule.hosts), schedule.seed, **schedule.network), StringIO()
-    found, over, ended = Played(sent=network.sent), set[int](), list[float]()
+    found, over, over_at = Played(sent=network.sent), set[int](), list[float]()
     absent, apart, reference = schedule.absent, schedule.writes < inf, begins[1] if begins else Reference(schedule)
     disk = reference.disk
     disk.network = network
+    stop = SimpleNamespace(requested=lambda: "stop" * (network.now >= schedule.stop))
+
+    def exits(stopped: Stopped | None) -> None:
+        found.codes[network.current] = 0 if stopped is None else stopped.code
+
+    def drop(stopped: Stopped | None, alone: bool = False) -> NoReturn:
+        exits(stopped)
+        raise Gone
+
+    def end_job(comm: Any, code: int) -> NoReturn:
+        found.codes[network.current] = code
+        raise Gone
 
     def connected(comm: Any, job: Job) -> Any:
         """Make the lanes while all ranks are there, if some will be absent."""
@@ -465,27 +503,26 @@ def play_once(schedule: Schedule, begins: tuple[Progress, Reference] | None = No
             return
 
         def rest() -> None:
-            if ended and network.now > ended[0] + leaving:
-                raise LeftBehind("done")
+            if over_at and network.now > over_at[0] + leaving:
+                raise LeftBehind("diverged" if found.ended else "stopped" if stop.requested() else "done")
 
-        given = None, lanes, absent, disk.write if apart else None
+        given = Phases(True), lanes, absent, disk.write if apart else None
         now = job.begin(rank)
         if begins:
             for chunk in job.hosted(rank):
                 disk.restore(begins[0].saved, chunk, now.personal[chunk.number])
-        start.serve(job, comm, schedule.hosts, now, rest, *given)
+        exits(start.serve(job, comm, schedule.hosts, now, rest, *given))
 
     def server() -> None:
         job = fresh(schedule)
         comm: Any = Comm(network, "world", range(network.ranks), 0)
         leads, lanes = job.config.lane_width == TWO_LEVEL, connected(comm, job)
-        stop = SimpleNamespace(requested=lambda: "stop" * (network.now >= schedule.stop))
         now = begins[0] if begins else job.begin(0)
         reference.begin(stop.requested, now.saved)
         # what others feel: over a slow link a leader's sums may come too late for what it has told of
         befalls = schedule.far or schedule.stalls or any(fault.kind != "slow" or leads for fault in schedule.faults)
         most = inf if befalls else LATE + 100 * network.latency
-        given: Any = Path("/nowhere"), stop, now, None, lanes, absent, apart
+        given: Any = Path("/nowhere"), stop, now, Phases(True), lanes, absent, apart
         rounds = start.lead(job, comm, schedule.hosts, *given)
         try:
             while now.round < schedule.rounds and not stop.requested():
@@ -504,18 +541,20 @@ def play_once(schedule: Schedule, begins: tuple[Progress, Reference] | None = No
         found.shared = now.shared
         if not (found.ended and job.config.participation.by_arrivals):  # else some of a round that is none has counted
             reference.check_personal(states)
-        if schedule.saves and rounds.profiles().keys() != set(range(network.ranks)) and schedule.smooth:
+        found.profiles = rounds.profiles() if schedule.saves else {}
+        if schedule.saves and found.profiles.keys() != set(range(network.ranks)) and schedule.smooth:
             raise Violation("not all ranks tell where their time went")
-        ended.append(network.now)
+        over_at.append(network.now)
         if schedule.saves and now.round < schedule.rounds and not found.ended:
             found.stopped = now, reference
-        missing, _ = rounds.leave(now.round, 0, network.failures)
+        how = ended(now.round, Diverged.code if found.ended else Stopped.code if stop.requested() else 0)
+        with suppress(Gone):
+            start.dismiss(rounds, comm, now.round, how)
+            exits(how)
         found.lost = [*map(str, rounds.lanes.lost.values())]
         told = {rank for rank, when in schedule.dying.items() if when + 1.0 < network.now}
         if network.failures and (unknown := told - rounds.lanes.lost.keys()):
             raise Violation(f"ranks {sorted(unknown)} are dead, and nobody says so")
-        if missing and not schedule.faults:
-            raise Violation(f"ranks {missing} did not come back to leave")
 
     def run(rank: int) -> None:
         with suppress(Gone):
@@ -525,7 +564,8 @@ def play_once(schedule: Schedule, begins: tuple[Progress, Reference] | None = No
     leaving = Watchdog(Path("/nowhere"), json.loads(schedule.config).get("lost_after")).leaving
     needed = set(range(network.ranks)) - schedule.dying.keys()
     began = time.perf_counter()
-    with redirect_stderr(said), in_place(network, begun=disk.begun, store=disk, APART_BYTES=schedule.apart):
+    own: dict[str, Any] = {"begun": disk.begun, "store": disk, "_drop": drop, "end_job": end_job}
+    with redirect_stderr(said), in_place(network, **own, APART_BYTES=schedule.apart):
         for fault in schedule.faults:
             network.at(fault.when, lambda fault=fault: _befall(network, fault))  # type: ignore[misc]
         for rank in range(network.ranks):
@@ -550,7 +590,7 @@ def play_once(schedule: Schedule, begins: tuple[Progress, Reference] | None = No
         found.broken = f"nothing has befallen it, and yet: {odd[0]}"
     alone = json.loads(schedule.config)["lane_width"] in (1, "two-level")  # else ranks are lost with their lane
     for rank in set(range(1, network.ranks)) - {fault.rank for fault in schedule.faults} if alone else ():
-        if f"rank {rank}: the run is done" in found.said and not found.broken:
+        if f"rank {rank}: the run " in found.said and not found.broken:
             found.broken = f"nothing has befallen rank {rank}, and yet it was taken for dead"
     found.seconds = time.perf_counter() - began
     return found
@@ -567,6 +607,7 @@ def _round(job: Job, rounds: Any, now: Progress, reference: Reference, found: Pl
         _check_times(job, plan, reference, most)
         _check_invited(job, plan, reference)
     found.rejected += len(record.rejected)
+    found.gradients.append(int(record.gradients))
     found.visits["invited"] += len(plan.cohort)
     found.visits["counted"] += int((plan.depth <= plan.layers).sum())
     reference.check(plan, record.sums, now.shared, limits)

@@ -17,13 +17,14 @@ from itertools import chain, combinations, count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from hpcfl.testing.schedules import LARGE, SAVING, WIDER, Played, Schedule, drawn, play
+from hpcfl.testing.schedules import LARGE, LATEST, SAVING, WIDER, Played, Schedule, drawn, play
 
 FILE = Path(__file__).with_name("schedules.json")
 APART = 10_000  # seeds from one part to the next: more than a part has
-FIRSTS = *range(SAVING, SAVING + 6 * APART, APART), WIDER, LARGE
+FIRSTS = *range(SAVING, SAVING + 6 * APART, APART), WIDER, LARGE, LATEST
 EVENTS = 10**6 / len(FIRSTS)
 
 
@@ -39,7 +40,12 @@ def part(first: int) -> Iterator[tuple[Schedule, Played]]:
 
 
 def short(found: Played) -> str:
+    figures = np.array(found.figures)
+    figures[2] = 0  # what the server waited for, by its own clock
     told: list[Any] = [found.trace, found.said, found.ended, found.lost, found.rejected, sorted(found.rehosted)]
+    told += [found.gradients, sorted(found.codes.items())]
+    told += [(rank, profile.round(6).tolist()) for rank, profile in sorted(found.profiles.items())]
+    told.append(figures.round(6).tolist())
     for plan in found.plans:
         told += [plan.cohort.tolist(), plan.depth.tolist(), plan.seconds.round(6).tolist(), round(plan.duration, 6)]
         told.append(sorted((client, int(fate)) for client, fate in plan.ended.items()))
@@ -74,7 +80,12 @@ def facts(schedule: Schedule) -> set[str]:
     told |= {f"{key} {config['algorithm'].get(key)}" for key in ("name", "momentum")}
     told |= {f"rules {rules}", f"lost {config.get('lost_clients')}", f"hosts {len({*schedule.hosts})}"}
     told |= {fault.kind for fault in schedule.faults} | {f"saves {schedule.saves}", f"writes {schedule.writes < 1e9}"}
-    return told | {f"failures {schedule.network['failures']}", f"stop {schedule.stop < 1e9}", f"apart {schedule.apart}"}
+    return told | {
+        f"failures {schedule.network['failures']}",
+        f"stop {schedule.stop < 1e9}",
+        f"apart {schedule.apart}",
+        f"further {schedule.further}",
+    }
 
 
 def traces(first: int) -> list[tuple[int, str, str]]:

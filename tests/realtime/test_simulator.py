@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from golden.schedules import FIRSTS, frozen, part, short
+from hpcfl.base.errors import Diverged, Stopped
 from hpcfl.engine import executor, received
-from hpcfl.realtime import client, lane, lanes, leader, outcome
+from hpcfl.realtime import client, lane, lanes, leader, outcome, server, start
 from hpcfl.schedule.plan import Attempt
 from hpcfl.testing import network
 from hpcfl.testing.network import Comm, Network, Violation, in_place
@@ -564,3 +565,110 @@ def test_a_round_that_is_void_again_and_again_is_spoken_of_and_given_up() -> Non
     lines = [line for line in found.said.splitlines() if "void attempts" in line]
     assert [line.split(" void")[0] for line in lines] == ["hpcfl: round 0: 2", "hpcfl: round 0: 20"]
     assert found.ended.startswith("round 0: given up after 200 void attempts: ")
+
+
+def test_a_round_waits_for_who_is_late_where_all_are_needed() -> None:
+    rules = {"close": "deadline", "deadline": 0.1, "min_clients": 7}
+    given = {"participation": rules, "speed": {"model": "exponential", "rate": 200.0}}
+    found = play(schedule(ranks=3, faults=(Fault(0.25, "freeze", 2, 0.5),), **given))
+    assert found.broken == found.ended == ""
+    assert found.visits["counted"] == 42
+
+
+def test_a_leader_that_dies_while_all_are_waited_for_is_followed() -> None:
+    """Two hosts are away, so that too few are free for a round to begin; then one of their leaders dies."""
+    rules = {"close": "deadline", "deadline": 0.1, "min_clients": 3}
+    away = [Fault(0.25, "freeze", rank, 1.0) for rank in (1, 2, 3, 4)]
+    given = {"hosts": tuple("abbccd"), "participation": rules, "network": {"failures": True}}
+    found = play(schedule(lane_width="two-level", faults=(*away, Fault(0.9, "kill", 1)), **given))
+    assert found.broken == found.ended == ""
+    assert [line.split(" (")[0] for line in found.lost] == ["rank 1 is lost"]
+    assert "rank 2 leads the node of rank 1, which is lost" in found.said
+
+
+@pytest.mark.parametrize(
+    ("rule", "wanted"),
+    [
+        ({"buffer": 3}, "participation.buffer = 3 visits"),
+        ({"deadline": 0.3, "min_clients": 1}, "visits"),
+        (EVERY_CLIENT, "participation.buffer = 3 visits, some of every client"),
+    ],
+    ids=["buffer", "deadline", "every client"],
+)
+def test_where_all_are_lost_it_is_said_what_was_waited_for(rule: dict[str, Any], wanted: str) -> None:
+    dies = tuple(Fault(0.3, "kill", rank) for rank in (1, 2, 3))
+    given = {"participation": {"close": "arrivals", **rule}, "network": {"failures": True}}
+    found = play(replace(schedule(faults=dies, **given), rounds=60))
+    assert found.broken == ""
+    assert f": expected {wanted}, but only " in found.ended
+    assert found.codes[0] == 1
+
+
+def test_ranks_end_by_how_the_run_has_ended() -> None:
+    """Also those that were taken for dead: their batch job goes by it."""
+    away, rules = (Fault(0.25, "cut", 3, 60.0),), {"participation": DEADLINE, "lost_after": 2.0}
+    for stop, code, state in ((1e9, 0, "done"), (5.0, 85, "stopped")):
+        found = play_once(replace(schedule(faults=away, **rules), stop=stop, rounds=60))
+        assert found.broken == ""
+        assert found.codes == dict.fromkeys(range(4), code)
+        assert f"rank 3: the run is {state}, and this rank was taken for dead" in found.said
+
+
+@pytest.mark.parametrize(("stopped", "code"), [(None, 0), (Stopped(3, "stop"), 85), (Diverged(3, "loss"), 1)])
+@pytest.mark.parametrize("alone", [True, False])
+def test_who_parts_without_a_farewell_ends_its_launcher_too_unless_the_job_goes_on(
+    stopped: Stopped | None, code: int, alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[Any] = []
+    monkeypatch.setattr(start, "end_launcher", lambda: done.append("launcher"))
+    monkeypatch.setattr(start.os, "_exit", done.append)
+    start._drop(stopped, alone)
+    assert done == [*["launcher"] * (not alone), code]
+
+
+def test_a_lane_that_cannot_fall_apart_is_lost_with_one_that_is_absent() -> None:
+    """Found by seed 95000011: the server ended with a traceback."""
+    given = {"start_within": 1.0, "min_ranks": 2, "lane_width": 2}
+    found = play(schedule(hosts=("h",) * 7, faults=(Fault(0.0, "absent", 2),), **given))
+    assert found.broken == ""
+    assert [line.split(" (")[0] for line in found.lost] == ["rank 1 is lost", "rank 2 is lost"]
+    assert found.said.endswith("hpcfl: rank 1: the run is done, and this rank was taken for dead\n")
+
+
+def test_what_is_held_is_summed_further() -> None:
+    """Found by seed 95000128: of visits that wait for their merge nothing was kept."""
+    given = schedule(participation=EVERY_CLIENT, algorithm={"name": "fedavg", "batch": 64})
+    assert play(replace(given, quick=True, further=True)).broken == ""
+
+
+def test_a_state_that_has_left_tells_how_fast_a_link_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    led, lead = [], start.lead
+    monkeypatch.setattr(start, "lead", lambda *given: led.append(lead(*given)) or led[-1])
+    wide = {"name": "mlp", "hidden": [4096]}
+    found = play(schedule(model=wide, participation=ALL, network={"bandwidth": 1e7}))
+    assert found.broken == ""
+    for one in led[0].lanes.all:
+        assert one.bandwidth.outgoing == pytest.approx(1e7, rel=0.05)
+
+
+def test_scores_are_waited_for_three_times_as_long_as_half_of_them_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    scores, asked = server.Server.scores, []
+
+    def timed(self: server.Server, now: Any) -> Any:
+        clock, away = server.time, [3, 4] * (len(asked) > 0)
+        for rank in away:
+            clock.network.freeze(rank, 60.0)
+        began = clock.monotonic()
+        found = scores(self, now)
+        asked.append((clock.monotonic() - began, np.isnan(found[0]).sum()))
+        return found
+
+    monkeypatch.setattr(server.Server, "scores", timed)
+    wide = {"name": "mlp", "hidden": [4096]}
+    found = play(
+        schedule(ranks=5, clients=8, model=wide, participation=ALL, network={"bandwidth": 1e6}, patience=600.0)
+    )
+    assert found.broken == ""
+    (whole, none), (some, missing) = asked
+    assert (none, missing) == (0, 4)
+    assert some == pytest.approx(3 * whole, rel=0.1)
